@@ -1,0 +1,86 @@
+"""Every method by name: the name is the catalogue key, the `kind` in a config, and the id of its tests.
+
+To add a method, write its file and add one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leaktight.core.protocols import Aggregator, Defense
+from leaktight.core.training import Constant, Cosine, Schedule, Steps
+from leaktight.data.arrays import Arrays, FemnistDigits, OrlFaces
+from leaktight.data.cifar import Cifar10, Cifar100
+from leaktight.data.dataset import DatasetSource
+from leaktight.data.embedded import Digits, Faces, Photos
+from leaktight.data.folders import ImageFolder, Imagenet, Lfw, TinyImagenet, VggFace
+from leaktight.data.idx import Emnist, FashionMnist, Mnist
+from leaktight.data.joined import Joined
+from leaktight.data.partition import BySource, Dirichlet, Iid, LrpShards, OneClass, Pooled, Scheme, Shards
+from leaktight.data.words import Icdar, Iiit5k, Svt, Synth90k, SynthText
+from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam, ServerMomentum
+from leaktight.metrics import METRICS
+from leaktight.models import MODELS
+
+DATASETS: Mapping[str, type[DatasetSource]] = {
+    "digits": Digits,
+    "photos": Photos,
+    "faces": Faces,
+    "mnist": Mnist,
+    "fashion_mnist": FashionMnist,
+    "emnist": Emnist,
+    "femnist_digits": FemnistDigits,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "tiny_imagenet": TinyImagenet,
+    "imagenet": Imagenet,
+    "lfw": Lfw,
+    "vgg_face": VggFace,
+    "orl_faces": OrlFaces,
+    "image_folder": ImageFolder,
+    "arrays": Arrays,
+    "synth90k": Synth90k,
+    "synthtext": SynthText,
+    "iiit5k": Iiit5k,
+    "svt": Svt,
+    "icdar": Icdar,
+    "joined": Joined,
+}
+
+PARTITIONS: Mapping[str, type[Scheme]] = {
+    "iid": Iid,
+    "shards": Shards,
+    "lrp_shards": LrpShards,
+    "dirichlet": Dirichlet,
+    "one_class": OneClass,
+    "by_source": BySource,
+    "pooled": Pooled,
+}
+
+SCHEDULES: Mapping[str, type[Schedule]] = {"constant": Constant, "cosine": Cosine, "steps": Steps}
+
+AGGREGATORS: Mapping[str, type[Aggregator]] = {
+    "fedavg": FedAvg,
+    "fedsgd": FedSgd,
+    "server_momentum": ServerMomentum,
+    "server_adam": ServerAdam,
+}
+
+DEFENSES: Mapping[str, type[Defense]] = {"none": Defense}
+
+CATALOGUE: Mapping[str, Mapping[str, Any]] = {
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "schedules": SCHEDULES,
+    "aggregators": AGGREGATORS,
+    "defenses": DEFENSES,
+    "metrics": METRICS,
+}
+
+
+def describe(entry: Any) -> str:
+    """The one line that `leaktight list` prints: an entry's own description, or the start of its docstring."""
+    text = getattr(entry, "description", None) or entry.__doc__ or ""
+    return " ".join(str(text).split("\n\n")[0].split())

@@ -1,0 +1,185 @@
+"""What the commands do, once their options are read. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from leaktight.catalogue import CATALOGUE, describe
+from leaktight.config import Config, kind_of, load_config
+from leaktight.core.errors import DataError, UsageError, suggestion
+from leaktight.data import sources
+from leaktight.data.holdings import plot_summary, text_summary
+from leaktight.data.published import SOURCES
+from leaktight.display import TrainingDisplay, human_bytes, rounds_table
+from leaktight.engines.training import train
+from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
+from leaktight.report.curves import plot_learning_curve
+from leaktight.scenario import build_federation, centralised, load_data
+
+RUNS = Path("runs")
+
+
+def run_training(
+    config_path: Path | None,
+    overrides: list[str],
+    *,
+    defense: str | None,
+    pooled: bool,
+    out: Path | None,
+    resume: bool,
+    workers: int | None,
+    data_root: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """`leaktight train`."""
+    config = _config(config_path, overrides, defense, data_root)
+    if pooled:
+        config = centralised(config)
+    errors = Console(stderr=True)
+    dataset, partition = load_data(config)
+    federation = build_federation(config, dataset, partition)
+    errors.print(text_summary(dataset, partition), highlight=False, markup=False)
+    if dry_run:
+        return
+    path = _run_path("train", config, out, resume)
+    per_round = config.plan.per_round or len(federation.clients)
+    with open_run(path, config.to_toml(), resume=resume) as folder:
+        plot_summary(dataset, partition, folder.path / "holdings.png")
+        try:
+            with TrainingDisplay(config.plan.rounds, per_round, errors) as display:
+                summary = train(
+                    federation,
+                    folder,
+                    defense_kind=kind_of(config.defense) or "",
+                    workers=workers,
+                    after_round=display.round_done,
+                    after_client=display.client_done,
+                )
+        except KeyboardInterrupt:
+            errors.print(f"stopped; go on with the same command and --resume --out {folder.path}", highlight=False)
+            raise
+        plot_learning_curve(folder.summary, folder.path / "curve.png")
+    _print_training(summary, folder, as_json=as_json)
+
+
+def print_entries(kind: str, *, as_json: bool) -> None:
+    """`leaktight list`."""
+    if kind not in CATALOGUE:
+        raise UsageError(f"nothing to list under {kind!r}; {suggestion(kind, CATALOGUE)}")
+    entries = {name: describe(entry) for name, entry in CATALOGUE[kind].items()}
+    if as_json:
+        rows = [{"name": name, "description": text} for name, text in entries.items()]
+        _print_json({"schema_version": 1, "kind": kind, "entries": rows})
+        return
+    _print_table(("name", "description"), list(entries.items()))
+
+
+def print_sources(data_root: Path | None, *, as_json: bool) -> None:
+    """`leaktight data` without a name: what there is to fetch, and what is here."""
+    root = sources.data_root(data_root)
+    reports = {name: sources.verify(name, root) for name in SOURCES}
+    if as_json:
+        rows = [{"name": name, "state": report.state, "folder": str(report.folder)} for name, report in reports.items()]
+        _print_json({"schema_version": 1, "root": str(root), "sources": rows})
+        return
+    Console().print(f"data root: {root}", highlight=False)
+    _print_table(
+        ("name", "state", "description"),
+        [(name, report.state, SOURCES[name].description) for name, report in reports.items()],
+    )
+
+
+def run_fetch(name: str, data_root: Path | None, *, verify_only: bool, force: bool, as_json: bool) -> None:
+    """`leaktight data NAME`."""
+    root = sources.data_root(data_root)
+    if verify_only:
+        report = sources.verify(name, root)
+    else:
+        with _download_progress() as progress:
+            report = sources.prepare(name, root, force=force, progress=_tell(progress))
+    if as_json:
+        _print_json(
+            {
+                "schema_version": 1,
+                "name": name,
+                "state": report.state,
+                "folder": str(report.folder),
+                "message": report.message,
+            }
+        )
+    elif report.usable:
+        Console().print(report.message, highlight=False, markup=False, soft_wrap=True)
+    if not report.usable:
+        raise DataError(report.message)
+
+
+def _config(path: Path | None, overrides: list[str], defense: str | None, data_root: Path | None) -> Config:
+    chosen = [*overrides, f'defense.kind="{defense}"'] if defense else overrides
+    config = load_config(path, chosen)
+    return config if data_root is None else replace(config, data_root=data_root)
+
+
+def _run_path(command: str, config: Config, out: Path | None, resume: bool) -> Path:
+    if out is not None:
+        return out
+    return latest_folder(RUNS, command, config.to_toml()) if resume else next_folder(RUNS, command)
+
+
+def _print_training(summary: dict[str, Any], folder: RunFolder, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+        return
+    console = Console()
+    console.print(rounds_table(summary["rounds"][-5:]))
+    uploaded = sum(row["bytes_up"] for row in summary["rounds"])
+    console.print(
+        f"final accuracy {100 * summary['final']['accuracy']:.2f} %, loss {summary['final']['loss']:.4f}, "
+        f"{summary['seconds']:.1f} s, {human_bytes(uploaded)} sent by clients",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"results: {folder.summary}   curve: {folder.path / 'curve.png'}", highlight=False, soft_wrap=True)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=1))  # noqa: T201
+
+
+def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, highlight=False)
+
+
+def _download_progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _tell(progress: Progress) -> sources.FileProgress:
+    tasks: dict[str, Any] = {}
+
+    def tell(name: str, done: int, total: int | None) -> None:
+        if name not in tasks:
+            tasks[name] = progress.add_task(name, total=total)
+        progress.update(tasks[name], completed=done, total=total)
+
+    return tell

@@ -1,0 +1,1 @@
+"""Types, protocols and helpers that know nothing of any method."""

@@ -1,0 +1,35 @@
+"""Files that are either the old ones or the new ones, never half of either."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from leaktight.core.errors import LeaktightError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace a file by a complete new one, or leave it as it is."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(data)
+
+    replace_atomically(path, fill)
+
+
+def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a file beside `path` (same suffix), then put it in place of `path` in one step."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:
+            temporary = Path(folder) / path.name
+            fill(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise LeaktightError(f"cannot write {path}: {reason}; free space or choose another folder") from error

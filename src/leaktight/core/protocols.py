@@ -1,0 +1,170 @@
+"""What can be plugged in: defenses, aggregators, attacks, metrics. Every hook of a base class is the identity.
+
+A hook takes a value and the state, and gives both back; it never changes its inputs. `rng` is the hook's own place in
+the tree of random streams, `report(name, value)` collects what the method wants to tell about itself.
+
+The order of a defense's hooks in a round is fixed: `on_round` once; then per local step `on_batch`, the gradient,
+`on_gradient`, the optimiser's step; then `on_update` once. On the server, `on_aggregate` sees the combined change
+before it is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge
+from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, State, Update, UpdateKind
+
+Report: TypeAlias = Callable[[str, float], None]
+Progress: TypeAlias = Callable[[int, float, Tensor | None], None]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something that the server's side of a method asks a client outside training; `kind` names it."""
+
+    kind: str
+    payload: State
+
+
+Questions: TypeAlias = Mapping[str, Question]
+Answers: TypeAlias = Mapping[str, State]
+Conversation: TypeAlias = Generator[Questions, Answers, T]
+"""A method's server side when it needs the clients: it yields questions by client, is sent the answers by client,
+sorted by name, and returns its result. `yield from` puts it inside the protocol's own conversation."""
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What a client knows about its own data and never sends by itself."""
+
+    client: str
+    num_examples: int
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What a client is about to do: the learning rate of each local step."""
+
+    round: int
+    learning_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One local step, as a defense sees it.
+
+    index: 0 for the first step of the round. gradient: of the mean loss of the batch, by parameter name.
+    per_example: computes the gradients of each example, (N, *shape) by name, when they are asked for.
+    """
+
+    index: int
+    round: int
+    model: nn.Module
+    params: Params
+    buffers: Params
+    batch: Batch
+    gradient: Params
+    learning_rate: float | Tensor
+    per_example: Callable[[], Params]
+
+
+@dataclass(frozen=True)
+class Defense:
+    """No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers is `state`."""
+
+    def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
+        """Once per client: wrap the model, draw keys, make moments. Parameters the model gains here are private."""
+        return model, {}
+
+    def agree(self, clients: Sequence[str]) -> Conversation[None]:
+        """The server's side of what clients settle before the first round (sums, keys)."""
+        yield from ()
+
+    def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
+        """A client's answer to one of `agree`'s questions, and its new state."""
+        raise ValueError(f"{type(self).__name__} has no answer to {question.kind!r}")
+
+    def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
+        return plan, state
+
+    def on_batch(self, batch: Batch, state: State, *, rng: Rng, report: Report) -> tuple[Batch, State]:
+        return batch, state
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        return step.gradient, state
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        return update, state
+
+    def on_aggregate(self, change: Params, num_clients: int, state: State) -> tuple[Params, State]:
+        return change, state
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """How a server turns updates into the next model. Subclasses implement `combine`, or `aggregate` if they must ask.
+
+    update_kind: what the clients are told to send.
+    """
+
+    update_kind: ClassVar[UpdateKind] = "delta"
+
+    def start(self, params: Params) -> State:
+        """The state before the first round."""
+        return {}
+
+    def loss_scale(self, num_examples: int, all_examples: Sequence[int]) -> float:
+        """The factor on the loss of a client with so many examples, among clients with `all_examples`."""
+        return 1.0
+
+    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
+        """The change of the global parameters, by name, and the new state."""
+        raise ValueError(f"{type(self).__name__} defines neither combine nor aggregate")
+
+    def aggregate(self, updates: Mapping[str, Update], state: State) -> Conversation[tuple[Params, State]]:
+        yield from ()
+        return self.combine(updates, state)
+
+    def answer(self, question: Question, client: Any, *, rng: Rng) -> State:
+        """A client's answer to one of `aggregate`'s questions; `client` is the `fl.client.Client` asked."""
+        raise ValueError(f"{type(self).__name__} has no answer to {question.kind!r}")
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """Turns what was seen into a guess. Settings in the constructor, data at call time."""
+
+    requires: ClassVar[frozenset[Knowledge]]
+
+    def reconstruct(
+        self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None
+    ) -> Reconstruction: ...
+
+
+@runtime_checkable
+class ActiveAttack(Attack, Protocol):
+    """A malicious server: it may also change what it sends."""
+
+    def tamper(self, broadcast: Broadcast, *, rng: Rng) -> Broadcast: ...
+
+
+class Metric(Protocol):
+    """A score of guesses against truths, per example: (N, C, H, W) in [0, 1] twice, to (N,).
+
+    leaks_when: whether a high or a low score means that the guess shows the truth.
+    """
+
+    name: str
+    leaks_when: Literal["high", "low"]
+
+    def __call__(self, guess: Tensor, truth: Tensor) -> torch.Tensor: ...

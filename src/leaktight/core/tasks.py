@@ -1,0 +1,97 @@
+"""What a model is trained for: how its outputs are scored against the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
+
+
+class Penalised(NamedTuple):
+    """What a model returns when a term of its own (a KL divergence, say) joins the loss."""
+
+    outputs: Any
+    penalty: Tensor  # (N,), added to the loss of each example
+
+
+class Task(Protocol):
+    """`loss` is differentiable and per example; `correct` says which examples are right."""
+
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor: ...
+
+    def correct(self, outputs: Any, targets: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross-entropy on logits (N, C). Targets are class indices (N,), or class probabilities (N, C) for attackers."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.argmax(1) == targets
+
+
+@dataclass(frozen=True)
+class WordRecognition:
+    """CTC on log-probabilities (N, T, blank + 1). Targets are words (N, L) of symbol numbers, padded with -1.
+
+    The sum over alignments is written out step by step: PyTorch's own CTC has no second derivative, which attacks that
+    match gradients need. A word that does not fit into T steps has loss 0, as with `zero_infinity`.
+    Reference: Graves et al., Connectionist Temporal Classification, ICML 2006.
+    """
+
+    blank: int = 36
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        lengths = (targets >= 0).sum(1)
+        blanks = torch.full_like(targets, self.blank)
+        states = torch.cat([blanks[:, :1], torch.stack([targets.clamp(min=0), blanks], 2).flatten(1)], 1)
+        emitted = outputs.gather(2, states[:, None].expand(-1, outputs.shape[1], -1))
+        # A blank may be skipped between two symbols that differ.
+        may_skip = (states != self.blank) & (states != F.pad(states[:, :-2], (2, 0), value=self.blank))
+        barred = torch.where(may_skip, 0.0, _LOG_ZERO).to(outputs.dtype)
+        start = torch.arange(states.shape[1], device=states.device) < 2
+        paths = torch.where(start, emitted[:, 0], _LOG_ZERO)
+        for step in range(1, outputs.shape[1]):
+            one = F.pad(paths[:, :-1], (1, 0), value=_LOG_ZERO)
+            two = F.pad(paths[:, :-2], (2, 0), value=_LOG_ZERO) + barred
+            paths = torch.stack([paths, one, two]).logsumexp(0) + emitted[:, step]
+        last = 2 * lengths[:, None]
+        ends = paths.gather(1, torch.cat([last, (last - 1).clamp(min=0)], 1))
+        both = torch.where(lengths > 0, ends.logsumexp(1), ends[:, 0])
+        return torch.where(both > _LOG_ZERO / 2, -both, 0.0)
+
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = self.decode(outputs)
+        width = max(found.shape[1], targets.shape[1])
+        found, wanted = (F.pad(words, (0, width - words.shape[1]), value=-1) for words in (found, targets))
+        return (found == wanted).all(1)
+
+    def decode(self, outputs: Tensor) -> Tensor:
+        """The likeliest symbol of each step, repeats merged and blanks left out: words (N, T) padded with -1."""
+        best = outputs.argmax(2)
+        count, steps = best.shape
+        kept = (best != self.blank) & (best != F.pad(best[:, :-1], (1, 0), value=self.blank))
+        places = torch.where(kept, kept.long().cumsum(1) - 1, steps)
+        words = torch.full((count, steps + 1), -1, device=best.device).scatter(1, places, best)
+        return words[:, :steps]
+
+
+def example_losses(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+    """The loss of each example (N,), the model's own penalty included."""
+    if isinstance(outputs, Penalised):
+        return task.loss(outputs.outputs, targets) + outputs.penalty
+    return task.loss(outputs, targets)
+
+
+def correct_examples(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+    """Which examples are right (N,), as booleans."""
+    plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
+    return task.correct(plain, targets).to(torch.bool)

@@ -1,0 +1,83 @@
+"""Who the attacker is. `ThreatModel.observe` is the only way from what happened to what the attacker has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import NotDisclosedError, UsageError, suggestion
+from leaktight.core.types import Observation, RoundTrace, Update
+
+
+class Knowledge(Enum):
+    """A fact that an attacker may or may not have."""
+
+    LABELS = "labels"
+    BATCH_SIZE = "batch_size"
+    LOCAL_TRAINING = "local_training"
+    BUFFERS = "buffers"
+    DEFENSE = "defense"
+    PUBLIC_DATA = "public_data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModel:
+    """server: "curious" follows the protocol, "malicious" may also change the model that it sends.
+
+    sees: one "client"'s update, or only the "aggregate" of the round (secure aggregation).
+    knows: the facts that the attacker has beside the model and the update.
+    """
+
+    server: Literal["curious", "malicious"] = "curious"
+    sees: Literal["client", "aggregate"] = "client"
+    knows: frozenset[Knowledge] = frozenset({Knowledge.BATCH_SIZE, Knowledge.LOCAL_TRAINING, Knowledge.BUFFERS})
+
+    def observe(self, trace: RoundTrace, target: str) -> Observation:
+        """What this attacker sees of `target` in the round."""
+        if target not in trace.clients:
+            raise UsageError(f"client {target!r} took no part in the round; {suggestion(target, trace.clients)}")
+        members = [target] if self.sees == "client" else sorted(trace.clients)
+        targets = torch.cat([trace.clients[name].truth.examples.targets for name in members])
+        return Observation(
+            model=trace.model,
+            task=trace.task,
+            broadcast=trace.broadcast,
+            update=self._redact(trace.clients[target].update if self.sees == "client" else trace.aggregate),
+            input_shape=trace.input_shape,
+            num_classes=trace.num_classes,
+            labels=_sorted_rows(targets) if Knowledge.LABELS in self.knows else None,
+            batch_size=len(targets) if Knowledge.BATCH_SIZE in self.knows else None,
+            local_training=trace.local if Knowledge.LOCAL_TRAINING in self.knows else None,
+            defense=trace.defense if Knowledge.DEFENSE in self.knows else None,
+            public_data=trace.public_data if Knowledge.PUBLIC_DATA in self.knows else None,
+        )
+
+    def _redact(self, update: Update) -> Update:
+        return replace(
+            update,
+            num_examples=update.num_examples if Knowledge.BATCH_SIZE in self.knows else None,
+            buffers=update.buffers if Knowledge.BUFFERS in self.knows else None,
+        )
+
+
+def require(seen: Observation, *facts: Knowledge) -> None:
+    """Raise `NotDisclosedError` unless the observation holds all these facts."""
+    for fact in facts:
+        value = seen.update.buffers if fact is Knowledge.BUFFERS else getattr(seen, fact.value)
+        if value is None:
+            raise NotDisclosedError(
+                f"the attack needs {fact.value!r}, which the threat model does not disclose; "
+                f"add it to knows, or choose an attack that infers it"
+            )
+
+
+def _sorted_rows(targets: Tensor) -> Tensor:
+    """Targets in an order that depends on their values alone."""
+    if targets.ndim == 1:
+        return targets.sort().values
+    order = sorted(range(len(targets)), key=lambda row: targets[row].tolist())
+    return targets[torch.tensor(order, dtype=torch.long)]

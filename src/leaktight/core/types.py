@@ -1,0 +1,168 @@
+"""The values that move through a federation. All of them are immutable; tensors in them are never written to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leaktight.core.errors import DataError
+
+if TYPE_CHECKING:
+    from leaktight.core.protocols import Defense
+    from leaktight.core.tasks import Task
+    from leaktight.core.training import LocalTraining
+
+Params = Mapping[str, Tensor]
+"""Tensors by parameter name, in the order of the model."""
+
+State = Mapping[str, Any]
+"""What a defense or an aggregator remembers: nested mappings of tensors, numbers, strings, bytes and None."""
+
+UpdateKind = Literal["gradient", "delta"]
+
+
+class ImageShape(NamedTuple):
+    """The size of one image."""
+
+    channels: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples as a model takes them: inputs (N, C, H, W) in [0, 1], targets (N,) or (N, L)."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Stored examples: images (N, C, H, W) as bytes, targets (N,) class indices or (N, L) encoded words."""
+
+    images: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise DataError(
+                f"expected images (N, C, H, W) of bytes, got {tuple(self.images.shape)} of {self.images.dtype}"
+            )
+        if len(self.images) != len(self.targets):
+            raise DataError(
+                f"expected one target per image, got {len(self.images)} images, {len(self.targets)} targets"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: Tensor) -> Examples:
+        return Examples(self.images[indices], self.targets[indices])
+
+    def batch(self, indices: Tensor | slice = slice(None)) -> Batch:
+        return Batch(self.images[indices].to(torch.float32).div_(255), self.targets[indices])
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to a client at the start of a round."""
+
+    params: Params
+    buffers: Params
+    round: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """What leaves a client, and all that leaves it.
+
+    tensors: by parameter name; a defense may withhold names or replace values.
+    kind: "gradient" of one batch, or "delta", the local parameters minus those received.
+    num_examples: how many examples stand behind it; None where the client does not say.
+    buffers: batch-norm statistics after training; None where they are not sent.
+    metrics: numbers that the client chose to send along (its training loss).
+    """
+
+    tensors: Params
+    kind: UpdateKind
+    num_examples: int | None = None
+    buffers: Params | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What really happened at a client in one round. Only the judge may look at it.
+
+    examples: every example that was used, once. steps: for each local step the places in `examples` of its batch.
+    learning_rates: the rate of each step.
+    """
+
+    examples: Batch
+    steps: Sequence[Tensor]
+    learning_rates: Sequence[float]
+
+
+@dataclass(frozen=True)
+class ClientTrace:
+    """One client's part of a round, seen from nowhere: what it sent, and the truth behind it."""
+
+    update: Update
+    truth: Truth
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """Everything that happened in a round, truth included. It never reaches an attack; `ThreatModel.observe` does that.
+
+    aggregate: the change that the server applied, as an update over all examples of the round.
+    """
+
+    model: nn.Module
+    task: Task
+    broadcast: Broadcast
+    clients: Mapping[str, ClientTrace]
+    aggregate: Update
+    local: LocalTraining
+    defense: Defense
+    input_shape: ImageShape
+    num_classes: int
+    public_data: Batch | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the adversary has. A fact that the threat model does not disclose is None.
+
+    labels: the targets of the client's examples, sorted, so that their order tells nothing.
+    defense: the identity `Defense()` when the attacker knows that there is none.
+    """
+
+    model: nn.Module
+    task: Task
+    broadcast: Broadcast
+    update: Update
+    input_shape: ImageShape
+    num_classes: int
+    labels: Tensor | None = None
+    batch_size: int | None = None
+    local_training: LocalTraining | None = None
+    defense: Defense | None = None
+    public_data: Batch | None = None
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """An attack's answer: the guess, the attack's own loss for it, and what the attack has to say about its work."""
+
+    guess: Batch
+    loss: float
+    notes: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,173 @@
+"""CIFAR-10 and CIFAR-100: the python version, the binary version, and an .npz with images of one part."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy._core import multiarray
+from torch import Tensor
+
+from leaktight.core.errors import DataError
+from leaktight.core.types import Examples
+from leaktight.data.arrays import read_npz
+from leaktight.data.dataset import Dataset
+from leaktight.data.files import first_existing, missing
+from leaktight.data.images import from_array
+from leaktight.data.settings import Part, PartSettings
+
+_PIXELS = 3 * 32 * 32
+_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_COARSE_CLASSES = (
+    *("aquatic_mammals", "fish", "flowers", "food_containers", "fruit_and_vegetables"),
+    *("household_electrical_devices", "household_furniture", "insects", "large_carnivores"),
+    *("large_man-made_outdoor_things", "large_natural_outdoor_scenes", "large_omnivores_and_herbivores"),
+    *("medium_mammals", "non-insect_invertebrates", "people", "reptiles", "small_mammals", "trees"),
+    *("vehicles_1", "vehicles_2"),
+)
+_ARRAY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
+# What rebuilding an array takes, and nothing more: a pickle can otherwise run any code.
+_ADMITTED: Mapping[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    **{(module, name): getattr(multiarray, name) for module in _ARRAY_MODULES for name in ("_reconstruct", "scalar")},
+}
+_PICKLE_ERRORS = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(ImportError, MemoryError, OverflowError, RuntimeError),
+)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Plain containers, text, numbers and arrays; every other global is refused by name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise DataError(f"expected a pickle of plain containers and arrays, got one that asks for {module}.{name}")
+        return _ADMITTED[module, name]
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """A pickled dictionary of plain values and arrays, without running code from the file."""
+    try:
+        value = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except DataError as error:
+        raise DataError(f"{path}: {error}; do not trust this file") from None
+    except (OSError, *_PICKLE_ERRORS) as error:
+        raise DataError(
+            f"{path}: expected a sound pickle, got {type(error).__name__}: {error}; fetch it again"
+        ) from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected a pickled dictionary, got {type(value).__name__}; fetch it again")
+    return {_text(key): item for key, item in value.items()}
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+
+
+def _from_pickle(path: Path, labels_key: str) -> Examples:
+    batch = read_pickle(path)
+    if "data" not in batch or labels_key not in batch:
+        raise DataError(f"{path}: expected the keys data and {labels_key}, got {', '.join(batch)}; fetch it again")
+    data, labels = batch["data"], batch[labels_key]
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), _PIXELS):
+        got = f"{data.shape} of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise DataError(f"{path}: expected data ({len(labels)}, {_PIXELS}) of bytes, one row per label, got {got}")
+    return Examples(torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
+
+
+def _from_binary(path: Path, num_labels: int, column: int) -> Examples:
+    """Records of `num_labels` label bytes and 3072 pixel bytes; the label is the one in `column`."""
+    data = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    record = num_labels + _PIXELS
+    if not len(data) or len(data) % record:
+        raise DataError(f"{path}: expected a multiple of {record} bytes, got {len(data)}; fetch it again")
+    rows = torch.from_numpy(data.reshape(-1, record).copy())
+    return Examples(rows[:, num_labels:].reshape(-1, 3, 32, 32), rows[:, column].long())
+
+
+def _joined(parts: Sequence[Examples]) -> Examples:
+    return Examples(torch.cat([part.images for part in parts]), torch.cat([part.targets for part in parts]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(PartSettings):
+    """CIFAR-10: 60 000 photographs of animals and vehicles, 32x32 colour, 10 classes.
+
+    Of the five training batches those that are there are read; one is enough.
+    """
+
+    def load(self, root: Path) -> Dataset:
+        return self.from_parts("cifar10", lambda part: self._read(root, part), _CIFAR10_CLASSES)
+
+    def _read(self, root: Path, part: Part) -> Examples:
+        stems = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}[part]
+        outer = [root / name for name in ("", "cifar10", "cifar-10")]
+        pickled = [folder / "cifar-10-batches-py" for folder in outer]
+        for folder in pickled:
+            if paths := [folder / stem for stem in stems if (folder / stem).exists()]:
+                return _joined([_from_pickle(path, "labels") for path in paths])
+        for folder in (place / "cifar-10-batches-bin" for place in outer):
+            if paths := [folder / f"{stem}.bin" for stem in stems if (folder / f"{stem}.bin").exists()]:
+                return _joined([_from_binary(path, 1, 0) for path in paths])
+        raise missing("cifar10", [pickled[0], root / "cifar-10-batches-bin"], f"{stems[0]} or {stems[0]}.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100(PartSettings):
+    """CIFAR-100: 60 000 photographs, 32x32 colour, 100 fine or 20 coarse classes.
+
+    labels: "fine" or "coarse". An .npz with the arrays images, fine, coarse and fine_label_names and "train" or "test"
+    in its name serves as that part.
+    """
+
+    labels: Literal["fine", "coarse"] = "fine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels not in ("fine", "coarse"):
+            raise ValueError(f"expected labels fine or coarse, got {self.labels!r}; set one of them")
+
+    def load(self, root: Path) -> Dataset:
+        names = _COARSE_CLASSES if self.labels == "coarse" else self._fine_names(root)
+        return self.from_parts("cifar100", lambda part: self._read(root, part), names)
+
+    def _read(self, root: Path, part: Part) -> Examples:
+        if pickled := self._find(root, "cifar-100-python", part):
+            return _from_pickle(pickled, f"{self.labels}_labels")
+        if binary := self._find(root, "cifar-100-binary", f"{part}.bin"):
+            return _from_binary(binary, 2, ("coarse", "fine").index(self.labels))
+        if packed := self._npz(root, part):
+            arrays = read_npz(packed, ("images", self.labels))
+            targets: Tensor = torch.from_numpy(arrays[self.labels].astype(np.int64))
+            return Examples(from_array(arrays["images"], str(packed)), targets)
+        raise missing("cifar100", self._places(root), f"{part}, {part}.bin or *{part}*.npz")
+
+    def _fine_names(self, root: Path) -> tuple[str, ...]:
+        if meta := self._find(root, "cifar-100-python", "meta"):
+            return tuple(_text(name) for name in read_pickle(meta).get("fine_label_names", ()))
+        if listed := self._find(root, "cifar-100-binary", "fine_label_names.txt"):
+            return tuple(listed.read_text().split())
+        for part in ("train", "test"):
+            if packed := self._npz(root, part):
+                return tuple(str(name) for name in read_npz(packed, ("fine_label_names",))["fine_label_names"])
+        raise missing("cifar100", self._places(root), "meta, fine_label_names.txt or an .npz with fine_label_names")
+
+    @staticmethod
+    def _find(root: Path, folder: str, file: str) -> Path | None:
+        return first_existing([root / outer / folder / file for outer in ("", "cifar100", "cifar-100")])
+
+    @staticmethod
+    def _npz(root: Path, part: str) -> Path | None:
+        return next(iter(sorted((root / "cifar100").glob(f"*{part}*.npz"))), None)
+
+    @staticmethod
+    def _places(root: Path) -> list[Path]:
+        return [root / "cifar-100-python", root / "cifar-100-binary", root / "cifar100"]

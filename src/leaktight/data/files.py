@@ -1,0 +1,147 @@
+"""Finding a data set below the root, and reading a folder or a zip of files as one kind of tree."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from leaktight.core.errors import DataError
+
+MAX_MEMBER_BYTES = 512 * 2**20
+_MAX_ZIP_RATIO = 200  # deflate reaches 1032 on zeros; photographs stay near 1
+_RATIO_MATTERS_FROM = 2**20
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The files of a folder or of a zip. Names are relative to it, with forward slashes; `names` has them sorted."""
+
+    source: Path
+    read: Callable[[str], bytes]
+    has: Callable[[str], bool]
+    listed: Callable[[], Iterable[str]]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(name for name in self.listed() if not _is_junk(name)))
+
+    def where(self, name: str) -> str:
+        """A file's full name, for messages."""
+        return f"{self.source}/{name}"
+
+    def text(self, name: str) -> str:
+        try:
+            return self.read(name).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where(name)}: expected text in UTF-8, got {error.reason}; convert it") from None
+
+
+class MissingDataError(DataError):
+    """A data set, or a part of it, is not there."""
+
+
+def missing(name: str, looked_in: Sequence[Path], expected: str) -> MissingDataError:
+    """What to say when a data set is not there."""
+    places = " or ".join(str(place) for place in looked_in)
+    return MissingDataError(
+        f"{name}: expected {expected} in {places}, found nothing; fetch it with `leaktight data {name}` or put it there"
+    )
+
+
+def first_existing(paths: Sequence[Path]) -> Path | None:
+    return next((path for path in paths if path.exists()), None)
+
+
+def find_source(root: Path, name: str, folders: Sequence[str], expected: str) -> Path:
+    """The folder or the zip that holds a data set: a zip alone in its folder stands for the folder."""
+    for folder in folders:
+        if (root / folder).is_dir():
+            return _zip_alone(root / folder)
+        if (root / f"{folder}.zip").is_file():
+            return root / f"{folder}.zip"
+    raise missing(name, [root / folder for folder in folders], expected)
+
+
+def _zip_alone(folder: Path) -> Path:
+    zips = sorted(folder.glob("*.zip"))
+    if not zips or any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir()):
+        return folder
+    if len(zips) > 1:
+        raise DataError(f"{folder}: expected one zip, got {', '.join(path.name for path in zips)}; keep one of them")
+    return zips[0]
+
+
+@contextmanager
+def open_tree(source: Path) -> Iterator[Tree]:
+    """Open a folder, or a zip after looking at its table of contents."""
+    if source.is_dir():
+        yield Tree(
+            source,
+            read=lambda name: _read_file(source / name),
+            has=lambda name: (source / name).is_file(),
+            listed=lambda: _folder_names(source),
+        )
+        return
+    try:
+        archive = zipfile.ZipFile(source)
+    except _ZIP_ERRORS as error:
+        raise DataError(f"{source}: expected a folder or a zip, got neither ({error}); fetch it again") from None
+    with archive:
+        names = frozenset(_checked(source, info) for info in archive.infolist() if not info.is_dir())
+        yield Tree(source, read=lambda name: _member(archive, name), has=names.__contains__, listed=lambda: names)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: expected a readable file, got {error.strerror}; check it") from None
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    try:
+        return archive.read(name)
+    except (KeyError, *_ZIP_ERRORS) as error:
+        raise DataError(
+            f"{archive.filename}/{name}: expected a sound member, got {error}; fetch the zip again"
+        ) from None
+
+
+def _folder_names(folder: Path) -> Iterator[str]:
+    for place, _, files in os.walk(folder):
+        relative = Path(place).relative_to(folder)
+        yield from ((relative / file).as_posix() for file in files)
+
+
+def _checked(source: Path, info: zipfile.ZipInfo) -> str:
+    path = PurePosixPath(info.filename)
+    if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in path.parts[0]:
+        raise DataError(f"{source}: expected names inside the zip, got {info.filename!r}; do not trust this file")
+    ratio = info.file_size / max(info.compress_size, 1)
+    if info.file_size > MAX_MEMBER_BYTES or (info.file_size > _RATIO_MATTERS_FROM and ratio > _MAX_ZIP_RATIO):
+        raise DataError(
+            f"{source}/{info.filename}: expected at most {MAX_MEMBER_BYTES} bytes, packed {_MAX_ZIP_RATIO} to 1, "
+            f"got {info.file_size} bytes, {ratio:.0f} to 1; do not trust this file"
+        )
+    return info.filename
+
+
+def _is_junk(name: str) -> bool:
+    """What file managers leave behind."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
+
+
+def user_path(path: str, root: Path) -> Path:
+    """A path from the settings: absolute, or below the current folder, or else below the data root."""
+    given = Path(path).expanduser()
+    found = first_existing([given, root / given])
+    if found is None:
+        raise DataError(f"expected a file or folder at {given} or {root / given}, found nothing; set path")
+    return found

@@ -1,0 +1,127 @@
+"""Images as bytes (N, C, H, W): decoding, resizing, channels. Every loader comes through here."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from leaktight.core.errors import DataError
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp"})
+_MODES = {1: "L", 3: "RGB"}
+_CHUNK = 1024
+_LUMA = (0.299, 0.587, 0.114)
+
+
+def is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def decode_image(data: bytes, source: str, channels: int = 3) -> Image.Image:
+    """An image file's content, grey or RGB. `source` names it in errors. More pixels than PIL allows are refused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data)) as image:
+                if image.mode.startswith(("I", "F")):
+                    raise DataError(f"{source}: expected 8 bits per channel, got mode {image.mode}; convert the image")
+                return image.convert(_MODES[channels])
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(
+            f"{source}: expected an image of at most {Image.MAX_IMAGE_PIXELS} pixels, got more; remove it or scale it"
+        ) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        # PIL reports damage by any of these.
+        raise DataError(f"{source}: expected a readable image, got {len(data)} bytes ({error}); replace it") from None
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """(C, H, W) bytes."""
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+def fit_image(image: Image.Image, height: int, width: int) -> Tensor:
+    """The largest centred area of the wanted proportions, scaled to (C, height, width)."""
+    return to_tensor(ImageOps.fit(image, (width, height), method=Image.Resampling.BICUBIC))
+
+
+def stretch_image(image: Image.Image, height: int, width: int) -> Tensor:
+    """The whole image, scaled to (C, height, width) whatever its proportions."""
+    return to_tensor(image.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def stack_images(
+    names: Sequence[str], load: Callable[[str], Tensor], shape: tuple[int, int, int], max_gigabytes: float, source: str
+) -> Tensor:
+    """(N, *shape), decoded one at a time into memory set aside once; refuses more than `max_gigabytes`."""
+    needed = len(names) * shape[0] * shape[1] * shape[2] / 1e9
+    if needed > max_gigabytes:
+        raise DataError(
+            f"{source}: expected images of at most {max_gigabytes:g} GB in memory, got {len(names)} that need "
+            f"{needed:.1f} GB; set max_classes, max_per_class or a smaller size, or raise max_gigabytes"
+        )
+    images = torch.empty((len(names), *shape), dtype=torch.uint8)
+    for place, name in enumerate(names):
+        images[place] = load(name)
+    return images
+
+
+def resize_images(images: Tensor, size: int | None) -> Tensor:
+    """Centre-crop to a square and scale to `size` pixels a side; None keeps the images."""
+    if size is None or images.shape[-2:] == (size, size):
+        return images
+    height, width = images.shape[-2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = images[..., top : top + side, left : left + side]
+    return torch.cat([_scaled(chunk, size) for chunk in square.split(_CHUNK)])
+
+
+def _scaled(images: Tensor, size: int) -> Tensor:
+    scaled = F.interpolate(images.float(), size=(size, size), mode="bicubic", antialias=True, align_corners=False)
+    return scaled.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def convert_channels(images: Tensor, channels: int | None) -> Tensor:
+    """Grey to colour or colour to grey (luminance of ITU-R 601); None keeps the images."""
+    if channels is None or images.shape[1] == channels:
+        return images
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1).contiguous()
+    weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
+    return torch.cat([_grey(chunk, weights) for chunk in images.split(_CHUNK)])
+
+
+def _grey(images: Tensor, weights: Tensor) -> Tensor:
+    return (images.float() * weights).sum(1, keepdim=True).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def from_array(array: np.ndarray, source: str) -> Tensor:
+    """(N, C, H, W) bytes from (N, H, W), (N, H, W, C) or (N, C, H, W), of bytes or of floats in [0, 1]."""
+    if array.dtype.kind == "f":
+        if array.size and not (float(array.min()) >= 0 and float(array.max()) <= 1):
+            raise DataError(
+                f"{source}: expected float images in [0, 1], got {array.min():g}..{array.max():g}; rescale them"
+            )
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise DataError(f"{source}: expected images of bytes or of floats in [0, 1], got {array.dtype}; convert them")
+    images = torch.from_numpy(np.ascontiguousarray(array))
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim == 4 and images.shape[-1] in _MODES:
+        return images.permute(0, 3, 1, 2).contiguous()
+    if images.ndim == 4 and images.shape[1] in _MODES:
+        return images
+    raise DataError(
+        f"{source}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3, got {tuple(images.shape)}"
+    )

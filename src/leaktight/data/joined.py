@@ -1,0 +1,79 @@
+"""Several data sets as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leaktight.core.errors import DataError
+from leaktight.core.types import Examples
+from leaktight.data.dataset import Dataset, DatasetSource
+from leaktight.data.images import convert_channels, resize_images
+from leaktight.data.settings import check_channels, check_minimum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """Several data sets as one; where an example is from becomes its group, the natural client.
+
+    parts: the data sets. size, channels: bring all images to one form; None keeps them, and they must agree.
+    shared_labels: True means that label k is the same class everywhere; False gives every part classes of its own.
+    """
+
+    parts: tuple[DatasetSource, ...]
+    size: int | None = None
+    channels: int | None = None
+    shared_labels: bool = True
+
+    def __post_init__(self) -> None:
+        check_minimum(self, 1, "size")
+        check_channels(self.channels)
+        if not self.parts:
+            raise ValueError("expected at least one data set in parts, got none; name some")
+
+    def load(self, root: Path) -> Dataset:
+        sets = [part.load(root) for part in self.parts]
+        names = tuple(one.name for one in sets)
+        class_names, offsets = self._classes(sets)
+        train = self._merge([one.train for one in sets], offsets, names)
+        test = self._merge([one.test for one in sets], offsets, names)
+        groups = torch.cat([torch.full((len(one.train),), place) for place, one in enumerate(sets)])
+        return Dataset("+".join(names), train, test, class_names, sets[0].task, groups=groups, group_names=names)
+
+    def _classes(self, sets: list[Dataset]) -> tuple[tuple[str, ...], list[int]]:
+        first = sets[0]
+        if any(one.task != first.task for one in sets):
+            raise DataError("expected parts that are trained for the same task, got words and classes; join one kind")
+        if self.shared_labels:
+            odd = next((one for one in sets if one.num_classes != first.num_classes), None)
+            if odd is not None:
+                raise DataError(
+                    f"expected parts with the same classes, got {first.num_classes} of {first.name} and "
+                    f"{odd.num_classes} of {odd.name}; set shared_labels = false"
+                )
+            return first.class_names, [0] * len(sets)
+        if first.train.targets.ndim != 1:
+            raise DataError("expected shared_labels = true for words, got false; all words have one alphabet")
+        names = tuple(f"{one.name}: {label}" for one in sets for label in one.class_names)
+        counts = torch.tensor([0] + [one.num_classes for one in sets[:-1]])
+        return names, counts.cumsum(0).tolist()
+
+    def _merge(self, parts: list[Examples], offsets: list[int], names: tuple[str, ...]) -> Examples:
+        images = [resize_images(convert_channels(part.images, self.channels), self.size) for part in parts]
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in zip(names, images, strict=True)}
+        if len(set(shapes.values())) > 1:
+            raise DataError(f"expected images of one shape, got {shapes}; set size and channels")
+        targets = [part.targets + offset for part, offset in zip(parts, offsets, strict=True)]
+        return Examples(torch.cat(images), torch.cat(_padded(targets)))
+
+
+def _padded(targets: list[Tensor]) -> list[Tensor]:
+    """Words of one width; class numbers stay as they are."""
+    if targets[0].ndim == 1:
+        return targets
+    width = max(one.shape[1] for one in targets)
+    return [F.pad(one, (0, width - one.shape[1]), value=-1) for one in targets]

@@ -1,0 +1,153 @@
+"""Images of single words: what the sets for text recognition share."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from leaktight.core.errors import DataError
+from leaktight.core.rng import Rng
+from leaktight.core.tasks import WordRecognition
+from leaktight.core.types import Examples
+from leaktight.data.alphabet import ALPHABET, encode_words, is_readable
+from leaktight.data.dataset import Dataset
+from leaktight.data.files import Tree, open_tree
+from leaktight.data.images import decode_image, stretch_image
+from leaktight.data.settings import SplitSettings, check_minimum
+
+log = logging.getLogger(__name__)
+
+
+class WordImage(NamedTuple):
+    """A word and where its image is: a file and, where the file shows more, (left, top, right, bottom) in it."""
+
+    name: str
+    word: str
+    box: tuple[int, int, int, int] | None = None
+
+
+WordLists = tuple[Sequence[WordImage], Sequence[WordImage] | None]
+"""Training and test words; None where one list is to be split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSettings(SplitSettings):
+    """What all sets of word images share: RGB images stretched to `height` x `width`, words of 0-9a-z in any case.
+
+    max_words: at most so many words of each part, drawn by `split_seed`. max_length: the width of the targets. Words
+    that are longer, have other symbols or (with `skip_unreadable`) images that cannot be read are left out and counted
+    in the log.
+    """
+
+    height: int = 32
+    width: int = 100
+    max_words: int | None = 20_000
+    max_length: int = 24
+    skip_unreadable: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_minimum(self, 1, "height", "width", "max_words", "max_length")
+
+    @abstractmethod
+    def lists(self, tree: Tree) -> WordLists:
+        """The words of a set."""
+
+    def drawn(self, count: int, part: str) -> list[int]:
+        """Which of `count` words of a part are used, in order."""
+        if self.max_words is None or count <= self.max_words:
+            return list(range(count))
+        order = Rng(self.split_seed).child("words", part).numpy().permutation(count)
+        return sorted(order[: self.max_words].tolist())
+
+    def read_words(self, name: str, source: Path) -> Dataset:
+        with open_tree(source) as tree:
+            train_list, test_list = self.lists(tree)
+            if not train_list:
+                raise DataError(f"{name}: expected labelled word images in {source}, found none; check it")
+            train = self._read(name, tree, train_list, "train")
+            if test_list is not None:
+                test = self._read(name, tree, test_list, "test")
+            else:
+                # Nothing to stratify by: most words occur once.
+                kept, held = self.cut(torch.zeros(len(train), dtype=torch.int64))
+                train, test = train.take(kept), train.take(held)
+        return Dataset(name, train, test, tuple(ALPHABET), WordRecognition(blank=len(ALPHABET)))
+
+    def _read(self, name: str, tree: Tree, listed: Sequence[WordImage], part: str) -> Examples:
+        usable = [item for item in listed if is_readable(item.word) and len(item.word) <= self.max_length]
+        if len(usable) < len(listed):
+            log.info("%s: left out %d of %d words (%s)", name, len(listed) - len(usable), len(listed), part)
+        images, words = self._images(name, tree, [usable[place] for place in self.drawn(len(usable), part)])
+        if not words:
+            raise DataError(
+                f"{name}: expected {part} words of 0-9a-z with at most {self.max_length} symbols in {tree.source}, got "
+                f"none of {len(listed)}; check the labels"
+            )
+        return Examples(torch.stack(images), encode_words(words, self.max_length))
+
+    def _images(self, name: str, tree: Tree, items: Sequence[WordImage]) -> tuple[list[Tensor], list[str]]:
+        images, words = [], []
+        opened = ""
+        for item in items:
+            try:
+                if item.name != opened:  # the words of one photograph follow each other: decode it once
+                    picture = decode_image(tree.read(item.name), tree.where(item.name))
+                    opened = item.name
+                cut = _boxed(picture, item, tree)
+            except DataError:
+                if not self.skip_unreadable:
+                    raise
+                continue
+            images.append(stretch_image(cut, self.height, self.width))
+            words.append(item.word)
+        if len(words) < len(items):
+            log.info("%s: left out %d of %d images that cannot be read", name, len(items) - len(words), len(items))
+        return images, words
+
+
+def _boxed(picture: Image.Image, item: WordImage, tree: Tree) -> Image.Image:
+    if item.box is None:
+        return picture
+    left, top, right, bottom = item.box
+    box = (max(left, 0), max(top, 0), min(right, picture.width), min(bottom, picture.height))
+    if box[2] - box[0] < 2 or box[3] - box[1] < 2:
+        raise DataError(f"{tree.where(item.name)}: expected a box inside the image for {item.word!r}, got {item.box}")
+    return picture.crop(box)
+
+
+def find_member(tree: Tree, *names: str) -> str | None:
+    """The first file of the tree with one of these names, in any folder."""
+    return next((name for wanted in names for name in tree.names if PurePosixPath(name).name == wanted), None)
+
+
+def table_lists(tree: Tree, table: str) -> WordLists:
+    """A CSV of file,word. Files below train/ and test/ make the parts where both are there; else all are one list."""
+    base = PurePosixPath(table).parent
+    present = set(tree.names)
+    items = []
+    for number, row in enumerate(csv.reader(io.StringIO(tree.text(table))), start=1):
+        if len(row) != 2:
+            raise DataError(
+                f"{tree.where(table)}, line {number}: expected file,word, got {','.join(row)!r}; mend the line"
+            )
+        file = str(base / row[0])
+        if file not in present:
+            raise DataError(
+                f"{tree.where(table)}, line {number}: expected the file {file}, found nothing; fetch it again"
+            )
+        items.append(WordImage(file, row[1]))
+    parts = {
+        part: [item for item in items if part in PurePosixPath(item.name).parts[:-1]] for part in ("train", "test")
+    }
+    return (parts["train"], parts["test"]) if all(parts.values()) else (items, None)

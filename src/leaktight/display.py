@@ -1,0 +1,97 @@
+"""What a person sees while training runs: a live table on a terminal, plain lines elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+COLUMNS = ("round", "accuracy", "loss", "train loss", "seconds", "up", "down", "clients")
+_SHOWN_ROWS = 12
+
+
+def human_bytes(number: float) -> str:
+    """
+    >>> human_bytes(1536)
+    '1.5 kB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1024 or unit == "GB":
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError("unreachable")
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A round as text, in the order of `COLUMNS`."""
+    failed = f" ({len(row['failures'])} failed)" if row["failures"] else ""
+    return (
+        str(row["round"]),
+        "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %",
+        "-" if row["loss"] is None else f"{row['loss']:.4f}",
+        "-" if row["train_loss"] is None else f"{row['train_loss']:.4f}",
+        f"{row['seconds']:.2f}",
+        human_bytes(row["bytes_up"]),
+        human_bytes(row["bytes_down"]),
+        f"{row['clients']}{failed}",
+    )
+
+
+def rounds_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*cells(row))
+    return table
+
+
+class TrainingDisplay:
+    """A live view of the rounds. `client_done` and `round_done` are called by the engine."""
+
+    def __init__(self, rounds: int, clients_per_round: int, console: Console) -> None:
+        self.console = console
+        self.rows: list[dict[str, Any]] = []
+        self.clients_per_round = clients_per_round
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.all_rounds = self.progress.add_task("rounds", total=rounds)
+        self.this_round = self.progress.add_task("clients", total=clients_per_round)
+        self.live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+
+    def _render(self) -> Group:
+        return Group(rounds_table(self.rows[-_SHOWN_ROWS:]), self.progress)
+
+    def __enter__(self) -> TrainingDisplay:
+        if self.console.is_terminal:
+            self.live.start()
+        else:
+            self.console.print("\t".join(COLUMNS), highlight=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def client_done(self) -> None:
+        self.progress.advance(self.this_round)
+
+    def round_done(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.progress.update(self.all_rounds, completed=row["round"])
+        self.progress.reset(self.this_round, total=self.clients_per_round)
+        if not self.console.is_terminal:
+            self.console.print("\t".join(cells(row)), highlight=False, soft_wrap=True)

@@ -1,0 +1,155 @@
+"""The federation on one machine: drives `fl.protocol` with clients in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.training import Constant
+from leaktight.core.types import Broadcast, ClientTrace, Examples, Params, RoundTrace, State, Truth, Update
+from leaktight.engines.workers import Job, Workers, available_cores, open_workers
+from leaktight.fl.client import Ask, Client, Evaluated, Failed, Reply, Request, Train, evaluate
+from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.fl.local import Trainer
+from leaktight.fl.protocol import RoundOutcome, federate
+
+SCORE_CHUNK = 1000
+_NO_MODEL = Broadcast({}, {}, 0)
+
+
+@dataclass(frozen=True)
+class Site:
+    """What every worker process holds: all clients with their data, and the server's test set."""
+
+    clients: Mapping[str, Client]
+    trainer: Trainer
+    test: Examples
+
+    def __call__(self, params: Params, buffers: Params, job: Job) -> Job:
+        if "score" in job:
+            start, stop = job["score"]
+            part = Examples(self.test.images[start:stop], self.test.targets[start:stop])
+            return {"score": evaluate(self.trainer, params, buffers, part)}
+        return self._handle(self.clients[job["client"]], _with_model(job["request"], params, buffers), job)
+
+    def _handle(self, client: Client, request: Request, job: Job) -> Job:
+        try:
+            if isinstance(request, Train):
+                done = client.train_round(request, job["state"])
+                return {"reply": done.trained, "state": done.state, "truth": done.truth if job["record"] else None}
+            reply, state = client.handle(request, job["state"])
+            return {"reply": reply, "state": state, "truth": None}
+        except UsageError:
+            raise
+        except LeaktightError as error:
+            return {"reply": Failed(str(error)), "state": job["state"], "truth": None}
+
+
+def run(
+    federation: Federation,
+    state: FederationState | None = None,
+    *,
+    workers: int | None = None,
+    after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+    after_client: Callable[[], None] = lambda: None,
+    record: Callable[[RoundTrace], None] | None = None,
+) -> FederationState:
+    """Play the rounds that are left, from `state` or from the start, and give the final state.
+
+    workers: processes for the clients of a round (None: one per core). The numbers do not depend on it.
+    after_round: called with every finished round. record: called with its trace, truth included.
+    """
+    state = state or first_state(federation)
+    site = Site(federation.clients, federation.trainer, federation.dataset.test)
+    with open_workers(site, workers or available_cores()) as pool:
+        carrier = _Carrier(federation, pool, dict(state.clients), after_client, record is not None)
+
+        def finished(outcome: RoundOutcome) -> None:
+            if record is not None:
+                record(_trace(federation, outcome, carrier.truths))
+            if after_round is not None:
+                after_round(outcome, FederationState(outcome.state, dict(carrier.states)))
+
+        conversation = federate(federation.server, state.server, evaluate=carrier.score, after_round=finished)
+        try:
+            requests = next(conversation)
+            while True:
+                requests = conversation.send(carrier.exchange(requests))
+        except StopIteration as end:
+            return FederationState(end.value, dict(carrier.states))
+
+
+@dataclass
+class _Carrier:
+    """Moves requests to the workers and replies back, and keeps each client's state in between."""
+
+    federation: Federation
+    pool: Workers
+    states: dict[str, State]
+    after_client: Callable[[], None]
+    recording: bool
+    truths: Mapping[str, Truth] = field(default_factory=dict)
+
+    def exchange(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+        results: dict[str, Job] = {}
+        for broadcast, names in _by_broadcast(requests):
+            jobs = [self._job(name, requests[name]) for name in names]
+            done = self.pool.run(broadcast.params, broadcast.buffers, jobs, self.after_client)
+            results |= dict(zip(names, done, strict=True))
+        if self.recording and any(isinstance(request, Train) for request in requests.values()):
+            self.truths = {name: result["truth"] for name, result in results.items()}
+        self.states |= {name: result["state"] for name, result in results.items() if result["state"] is not None}
+        return {name: results[name]["reply"] for name in sorted(results)}
+
+    def _job(self, client: str, request: Request) -> Job:
+        light = request if isinstance(request, Ask) else replace(request, broadcast=_emptied(request.broadcast))
+        return {"client": client, "request": light, "state": self.states.get(client), "record": self.recording}
+
+    def score(self, params: Params, buffers: Params) -> Evaluated:
+        total = len(self.federation.dataset.test)
+        chunks = [{"score": [start, min(start + SCORE_CHUNK, total)]} for start in range(0, total, SCORE_CHUNK)]
+        scores: list[Evaluated] = [done["score"] for done in self.pool.run(params, buffers, chunks, lambda: None)]
+        return sum(scores[1:], scores[0])
+
+
+def _by_broadcast(requests: Mapping[str, Request]) -> list[tuple[Broadcast, list[str]]]:
+    """Clients grouped by the model sent to them (one group, unless a server treats clients differently)."""
+    groups: dict[int, tuple[Broadcast, list[str]]] = {}
+    for name, request in sorted(requests.items()):
+        broadcast = _NO_MODEL if isinstance(request, Ask) else request.broadcast
+        groups.setdefault(id(broadcast), (broadcast, []))[1].append(name)
+    return list(groups.values())
+
+
+def _emptied(broadcast: Broadcast) -> Broadcast:
+    """The broadcast without its tensors, which travel once for all clients."""
+    return replace(broadcast, params={}, buffers={})
+
+
+def _with_model(request: Request, params: Params, buffers: Params) -> Request:
+    if isinstance(request, Ask):
+        return request
+    return replace(request, broadcast=replace(request.broadcast, params=params, buffers=buffers))
+
+
+def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, Truth]) -> RoundTrace:
+    server = federation.server
+    examples = [update.num_examples for update in outcome.updates.values()]
+    known = [number for number in examples if number is not None]
+    return RoundTrace(
+        model=federation.trainer.model,
+        task=federation.trainer.task,
+        broadcast=outcome.broadcast,
+        clients={name: ClientTrace(update, truths[name]) for name, update in outcome.updates.items()},
+        aggregate=Update(
+            tensors=outcome.change,
+            kind="delta",
+            num_examples=sum(known) if len(known) == len(examples) else None,
+            buffers=outcome.state.buffers,
+        ),
+        local=replace(server.local, learning_rate=outcome.learning_rate, schedule=Constant()),
+        defense=server.defense,
+        input_shape=federation.dataset.shape,
+        num_classes=federation.dataset.num_classes,
+    )

@@ -1,0 +1,110 @@
+"""A training run with a folder: a checkpoint after every round, a summary at the end, the same result when resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import safetensors.torch
+
+from leaktight.core.files import write_atomically
+from leaktight.core.tensors import digest
+from leaktight.core.types import State
+from leaktight.engines import inprocess
+from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.protocol import RoundOutcome, ServerState
+from leaktight.fl.run_folder import RunFolder
+
+SCHEMA_VERSION = 1
+
+Row = dict[str, Any]
+
+
+def train(
+    federation: Federation,
+    folder: RunFolder,
+    *,
+    defense_kind: str = "none",
+    workers: int | None = None,
+    after_round: Callable[[Row], None] = lambda row: None,
+    after_client: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Train what is left of a run and give its summary. Earlier rounds are reported to `after_round` again."""
+    state, rows = _restore(folder)
+    for row in rows:
+        after_round(row)
+    began = time.perf_counter()
+
+    def finished(outcome: RoundOutcome, now: FederationState) -> None:
+        nonlocal began
+        seconds = time.perf_counter() - began
+        rows.append(_row(outcome, seconds))
+        save_checkpoint(folder.checkpoint, {**_stored(now), "rows": rows})
+        after_round(rows[-1])
+        began = time.perf_counter()
+
+    final = inprocess.run(federation, state, workers=workers, after_round=finished, after_client=after_client)
+    weights = {**final.server.params, **final.server.buffers}
+    write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
+    summary = {
+        "schema_version": SCHEMA_VERSION,
+        "run": str(folder.path),
+        "rounds": rows,
+        "final": {"accuracy": rows[-1]["accuracy"], "loss": rows[-1]["loss"]},
+        "defense": {"kind": defense_kind, **_defense_figures(rows)},
+        "seconds": sum(row["seconds"] for row in rows),
+        "model_digest": digest(weights),
+    }
+    folder.write_summary(summary)
+    return summary
+
+
+def _row(outcome: RoundOutcome, seconds: float) -> Row:
+    reports = outcome.reports
+    names = {name for report in reports.values() for name in report}
+    return {
+        "round": outcome.broadcast.round + 1,
+        "accuracy": outcome.score.accuracy if outcome.score else None,
+        "loss": outcome.score.loss if outcome.score else None,
+        "seconds": seconds,
+        "bytes_up": outcome.bytes_up,
+        "bytes_down": outcome.bytes_down,
+        "clients": len(outcome.updates),
+        "failures": dict(outcome.failures),
+        "learning_rate": outcome.learning_rate,
+        "train_loss": _mean("loss", [update.metrics for update in outcome.updates.values()]),
+        "client": {name: _mean(name, list(reports.values())) for name in sorted(names)},
+    }
+
+
+def _mean(name: str, figures: list[Mapping[str, float]]) -> float | None:
+    """The mean of one figure over the clients that sent it."""
+    values = [each[name] for each in figures if name in each]
+    return sum(values) / len(values) if values else None
+
+
+def _defense_figures(rows: list[Row]) -> dict[str, Any]:
+    """What the defense reported about itself, averaged over rounds, and its share of the clients' time."""
+    totals: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row["client"].items():
+            totals.setdefault(name, []).append(value)
+    means = {name: sum(values) / len(values) for name, values in totals.items()}
+    spent, whole = means.pop("defense_seconds", 0.0), means.pop("seconds")
+    means.pop("steps")
+    return {"share_of_time": spent / whole, **means}
+
+
+def _stored(state: FederationState) -> State:
+    server = {field.name: getattr(state.server, field.name) for field in fields(state.server)}
+    return {"server": server, "clients": state.clients}
+
+
+def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Row]]:
+    if not folder.checkpoint.exists():
+        return None, []
+    stored: Mapping[str, Any] = load_checkpoint(folder.checkpoint)
+    return FederationState(ServerState(**stored["server"]), stored["clients"]), list(stored["rows"])

@@ -1,0 +1,155 @@
+"""How a server combines updates. Sums run over clients in the order of their names, so results are exact to the bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import Aggregator
+from leaktight.core.types import Params, State, Update, UpdateKind
+
+
+def weighted_mean(values: Mapping[str, Params], weights: Mapping[str, float]) -> dict[str, Tensor]:
+    """The weighted mean by name over the clients that sent it; whole numbers are rounded.
+
+    >>> weighted_mean({"a": {"w": torch.tensor(1.0)}, "b": {"w": torch.tensor(4.0)}}, {"a": 2, "b": 1})
+    {'w': tensor(2.)}
+    """
+    names = {name: None for client in sorted(values) for name in values[client]}
+    result: dict[str, Tensor] = {}
+    for name in names:
+        senders = [client for client in sorted(values) if name in values[client]]
+        total = math.fsum(weights[client] for client in senders)
+        mean = sum(
+            (values[client][name] * (weights[client] / total) for client in senders[1:]),
+            values[senders[0]][name] * (weights[senders[0]] / total),
+        )
+        like = values[senders[0]][name]
+        result[name] = mean if like.is_floating_point() else torch.round(mean).to(like.dtype)
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Aggregator):
+    """The weighted mean of the clients' changes.
+
+    scheme "II": weights proportional to the number of examples (W = sum of p_k W_k over the round / sum of p_k).
+    scheme "I": equal weights, each client's loss scaled by N p_k, so that the sum over clients is the global loss.
+    Reference: McMahan et al. 2017; the two schemes as in section 5.2 of Wan et al. (LRP).
+    """
+
+    scheme: Literal["I", "II"] = "II"
+
+    def loss_scale(self, num_examples: int, all_examples: Sequence[int]) -> float:
+        if self.scheme == "II":
+            return 1.0
+        return num_examples * len(all_examples) / sum(all_examples)
+
+    def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
+        """How much each client counts."""
+        if self.scheme == "I":
+            return dict.fromkeys(updates, 1.0)
+        return {client: float(_examples(client, update)) for client, update in updates.items()}
+
+    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
+        return weighted_mean(
+            {client: update.tensors for client, update in updates.items()}, self.weights(updates)
+        ), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSgd(Aggregator):
+    """One step of the server along the mean gradient of the clients' batches, weighted by their sizes.
+
+    Reference: McMahan et al. 2017 (FedSGD).
+    """
+
+    update_kind: ClassVar[UpdateKind] = "gradient"
+
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+
+    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
+        weights = {client: float(_examples(client, update)) for client, update in updates.items()}
+        gradient = weighted_mean({client: update.tensors for client, update in updates.items()}, weights)
+        return {name: -self.learning_rate * tensor for name, tensor in gradient.items()}, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMomentum(FedAvg):
+    """FedAvg whose mean change passes through momentum at the server (FedAvgM).
+
+    Reference: Hsu et al. 2019.
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"expected momentum in [0, 1), got {self.momentum}")
+
+    def start(self, params: Params) -> State:
+        return {"velocity": {name: torch.zeros_like(tensor) for name, tensor in params.items()}}
+
+    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
+        change, state = super().combine(updates, state)
+        velocity = {
+            name: self.momentum * tensor + change[name] if name in change else tensor
+            for name, tensor in state["velocity"].items()
+        }
+        return {name: self.learning_rate * velocity[name] for name in change}, {"velocity": velocity}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAdam(FedAvg):
+    """FedAvg whose mean change passes through Adam at the server (FedAdam), without bias correction.
+
+    Reference: Reddi et al. 2021, algorithm 2.
+    """
+
+    learning_rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected {name} in [0, 1), got {getattr(self, name)}")
+
+    def start(self, params: Params) -> State:
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        return {"first": zeros, "second": zeros}
+
+    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
+        change, state = super().combine(updates, state)
+        first, second, step = dict(state["first"]), dict(state["second"]), {}
+        for name, tensor in change.items():
+            first[name] = self.beta1 * first[name] + (1 - self.beta1) * tensor
+            second[name] = self.beta2 * second[name] + (1 - self.beta2) * tensor.square()
+            step[name] = self.learning_rate * first[name] / (second[name].sqrt() + self.epsilon)
+        return step, {"first": first, "second": second}
+
+
+def _examples(client: str, update: Update) -> int:
+    if not update.num_examples:
+        raise UsageError(
+            f"{client} does not say how many examples stand behind its update; "
+            'weight clients equally (aggregator.scheme = "I")'
+        )
+    return update.num_examples

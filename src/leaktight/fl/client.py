@@ -1,0 +1,249 @@
+"""A client: private data, private state, and answers to the server's requests."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.func import functional_call
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.protocols import Aggregator, ClientFacts, Question, RoundPlan
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tasks import correct_examples, example_losses
+from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
+from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Truth, Update, UpdateKind
+from leaktight.fl.local import Trainer, local_update, mode_of, plan_batches
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train on the model sent and answer with an update of the given kind."""
+
+    broadcast: Broadcast
+    learning_rate: float
+    kind: UpdateKind = "delta"
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score the model sent on the client's validation examples."""
+
+    broadcast: Broadcast
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question of the server's side of a method to its counterpart at the client."""
+
+    question: Question
+    to: Literal["aggregator", "defense"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """report: what the client's own machine measured; it stays out of the update."""
+
+    update: Update
+    report: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Sums, so that shares of several clients add up exactly."""
+
+    num_examples: int
+    num_correct: int
+    loss_sum: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / self.num_examples
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.num_examples
+
+    def __add__(self, other: Evaluated) -> Evaluated:
+        return Evaluated(
+            self.num_examples + other.num_examples,
+            self.num_correct + other.num_correct,
+            self.loss_sum + other.loss_sum,
+        )
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answer to an `Ask`."""
+
+    payload: State
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The client could not answer; nothing of its data is in the reason."""
+
+    reason: str
+
+
+Request: TypeAlias = Train | Evaluate | Ask
+Reply: TypeAlias = Trained | Evaluated | Answered | Failed
+
+
+class Meter:
+    """Collects what methods report and gives the mean of each figure; figures named `*_seconds` are summed."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+
+    def __call__(self, name: str, value: float) -> None:
+        self.values[name].append(value)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            name: sum(values) if name.endswith("_seconds") else sum(values) / len(values)
+            for name, values in self.values.items()
+        }
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """One client's round with the truth behind it; only `trained` leaves the client."""
+
+    trained: Trained
+    truth: Truth
+    state: State
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant. Its state (None before the first request) is kept by whoever carries the requests.
+
+    The state holds the defense's own memory and the parameters and buffers that the defense withholds from the server.
+    """
+
+    name: str
+    train: Examples
+    validation: Examples
+    trainer: Trainer
+    aggregator: Aggregator
+    rng: Rng
+
+    @property
+    def facts(self) -> ClientFacts:
+        return ClientFacts(self.name, len(self.train), len(torch.unique(self.train.targets, dim=0)))
+
+    def handle(self, request: Request, state: State | None) -> tuple[Reply, State]:
+        """Answer one request."""
+        if isinstance(request, Train):
+            done = self.train_round(request, state)
+            return done.trained, done.state
+        trainer, state = self._begin(state)
+        if isinstance(request, Evaluate):
+            params, buffers = _own(request.broadcast, state)
+            return evaluate(trainer, params, buffers, self.validation), state
+        rng = self.rng.child("ask", request.question.kind)
+        if request.to == "aggregator":
+            return Answered(self.aggregator.answer(request.question, self, rng=rng)), state
+        answer, memory = trainer.defense.answer(request.question, state["defense"], self.facts, rng=rng)
+        return Answered(answer), {**state, "defense": memory}
+
+    def train_round(self, request: Train, state: State | None) -> ClientRound:
+        """One round of local training: plan, train, defend, and keep what is private."""
+        start = time.perf_counter()
+        trainer, state = self._begin(state)
+        rng = self.rng.child("round", request.broadcast.round)
+        params, buffers = _own(request.broadcast, state)
+        meter = Meter()
+        chosen, steps = plan_batches(len(self.train), trainer.local, rng=rng.child("batches"))
+        examples = self.train.batch(chosen)
+        plan = RoundPlan(request.broadcast.round, (request.learning_rate,) * len(steps))
+        plan, memory = trainer.defense.on_round(plan, state["defense"], rng=rng.child("defense", "round"), report=meter)
+        with global_seed(rng.child("model")):
+            result = local_update(
+                trainer,
+                params,
+                buffers,
+                (Batch(examples.inputs[step], examples.targets[step]) for step in steps),
+                learning_rates=plan.learning_rates,
+                loss_scale=request.loss_scale,
+                round_index=request.broadcast.round,
+                state=memory,
+                rng=rng.child("defense"),
+                report=meter,
+            )
+        update = Update(
+            tensors=result.update(params, request.kind),
+            kind=request.kind,
+            num_examples=len(chosen),
+            buffers=result.buffers,
+            metrics={"loss": float(result.losses.mean())},
+        )
+        update, memory = trainer.defense.on_update(
+            update, result.state, rng=rng.child("defense", "update"), report=meter
+        )
+        self._check(update)
+        report = {**meter.figures(), "seconds": time.perf_counter() - start, "steps": float(len(steps))}
+        return ClientRound(
+            Trained(update, report),
+            Truth(examples, steps, plan.learning_rates),
+            {
+                "defense": memory,
+                "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},
+                "buffers": _withheld(result.buffers, update),
+            },
+        )
+
+    def _begin(self, state: State | None) -> tuple[Trainer, State]:
+        """The client's own network and state; made at the first request."""
+        model = copy.deepcopy(self.trainer.model)
+        model, memory = self.trainer.defense.start(model, self.facts, rng=self.rng.child("defense", "start"))
+        trainer = replace(self.trainer, model=model)
+        if state is not None:
+            return trainer, state
+        return trainer, {
+            "defense": memory,
+            "params": cloned(_gained(parameters_of(model), parameters_of(self.trainer.model))),
+            "buffers": cloned(_gained(buffers_of(model), buffers_of(self.trainer.model))),
+        }
+
+    def _check(self, update: Update) -> None:
+        name = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})
+        if name is not None:
+            raise LeaktightError(
+                f"the update of {name!r} is not finite; nothing was sent; lower local.learning_rate or check the data"
+            )
+
+
+def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Examples, chunk: int = 500) -> Evaluated:
+    """Score a model in evaluation mode, a chunk of examples at a time."""
+    total = Evaluated(0, 0, 0.0)
+    with torch.no_grad(), mode_of(trainer.model, "eval"):
+        for start in range(0, len(examples), chunk):
+            batch = examples.batch(slice(start, start + chunk))
+            outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))
+            losses = example_losses(trainer.task, outputs, batch.targets)
+            correct = correct_examples(trainer.task, outputs, batch.targets)
+            total += Evaluated(len(batch), int(correct.sum()), float(losses.double().sum()))
+    return total
+
+
+def _own(broadcast: Broadcast, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The received model with the client's private parts in place of the server's."""
+    return {**broadcast.params, **state["params"]}, {**broadcast.buffers, **state["buffers"]}
+
+
+def _gained(tensors: Params, known: Params) -> Params:
+    return {name: tensor for name, tensor in tensors.items() if name not in known}
+
+
+def _withheld(buffers: Params, update: Update) -> Params:
+    if update.buffers is None:
+        return {}
+    return {name: tensor for name, tensor in buffers.items() if name not in update.buffers}

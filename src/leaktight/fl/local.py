@@ -1,0 +1,201 @@
+"""THE local training: the same routine trains a client, and simulates a client for an attacker.
+
+The order within a round is fixed. `Defense.on_round` may change the learning rates; then for every batch: `on_batch`,
+loss and gradient, `on_gradient`, the optimiser's step; then `Defense.on_update` (called by the client). With
+`create_graph` every step stays differentiable with respect to the batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import Defense, Report, Step
+from leaktight.core.rng import Rng
+from leaktight.core.tasks import Classification, Task, example_losses
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Params, State, UpdateKind
+from leaktight.fl.optimizers import make_optimizer
+
+Mode = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What stays the same from round to round: the network, its task, the settings, the defense.
+
+    mode: whether batch normalisation and dropout run as in training or as in evaluation.
+    """
+
+    model: nn.Module
+    local: LocalTraining
+    task: Task = Classification()
+    defense: Defense = Defense()
+    mode: Mode = "train"
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training leaves behind, before `Defense.on_update`.
+
+    gradient: of the last step, after the defense. losses: (steps,), before each step.
+    """
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    gradient: Params
+    losses: Tensor
+    state: State = field(default_factory=dict)
+
+    def update(self, received: Params, kind: UpdateKind) -> Params:
+        """The tensors to send: the gradient, or the change of the received parameters."""
+        if kind == "gradient":
+            return {name: self.gradient[name] for name in received}
+        return {name: self.params[name] - tensor for name, tensor in received.items()}
+
+
+def silent(name: str, value: float) -> None:
+    """A report that nobody reads."""
+
+
+def local_update(
+    trainer: Trainer,
+    params: Params,
+    buffers: Params,
+    batches: Iterable[Batch],
+    *,
+    learning_rates: Sequence[float | Tensor],
+    loss_scale: float = 1.0,
+    round_index: int = 0,
+    create_graph: bool = False,
+    state: State | None = None,
+    rng: Rng | None = None,
+    report: Report = silent,
+) -> LocalResult:
+    """Train from `params` on `batches`, one step each. Nothing given is changed.
+
+    learning_rates: one per step, floats or (for an attacker) tensors. rng: needed only by a defense that draws.
+    """
+    rng = rng or Rng.fresh()
+    state = {} if state is None else state
+    current = dict(params)
+    statistics = {name: tensor.clone() for name, tensor in buffers.items()}
+    optimizer = make_optimizer(trainer.local)
+    losses: list[Tensor] = []
+    gradient: Params = {}
+    with mode_of(trainer.model, trainer.mode):
+        for index, (batch, learning_rate) in enumerate(zip(batches, learning_rates, strict=True)):
+            step_rng = rng.child("step", index)
+            with _timed(report):
+                batch, state = trainer.defense.on_batch(batch, state, rng=step_rng.child("batch"), report=report)
+            loss, gradient = loss_and_gradient(trainer, current, statistics, batch, loss_scale, create_graph)
+            step = Step(
+                index=index,
+                round=round_index,
+                model=trainer.model,
+                params=current,
+                buffers=statistics,
+                batch=batch,
+                gradient=gradient,
+                learning_rate=learning_rate,
+                per_example=partial(per_example_gradients, trainer, current, statistics, batch, loss_scale),
+            )
+            with _timed(report):
+                gradient, state = trainer.defense.on_gradient(
+                    step, state, rng=step_rng.child("gradient"), report=report
+                )
+            current = optimizer(current, gradient, learning_rate)
+            losses.append(loss.detach())
+    if not losses:
+        raise UsageError("expected at least one batch to train on, got none")
+    return LocalResult(current, statistics, gradient, torch.stack(losses), state)
+
+
+def loss_and_gradient(
+    trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float = 1.0, create_graph: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean loss of the batch and its gradient by parameter name. Batch-norm statistics in `buffers` move on."""
+    if create_graph:
+        leaves = {name: tensor if tensor.requires_grad else _leaf(tensor) for name, tensor in params.items()}
+    else:
+        leaves = {name: _leaf(tensor) for name, tensor in params.items()}
+    with torch.enable_grad():
+        outputs = functional_call(trainer.model, (leaves, dict(buffers)), (batch.inputs,))
+        loss = example_losses(trainer.task, outputs, batch.targets).mean() * loss_scale
+        gradients = torch.autograd.grad(
+            loss, tuple(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+        )
+    return loss, dict(zip(leaves, gradients, strict=True))
+
+
+def per_example_gradients(
+    trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float = 1.0
+) -> dict[str, Tensor]:
+    """The gradient of every example's own loss, (N, *shape) by name."""
+    if trainer.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.model.modules()):
+        raise ModelError(
+            "per-example gradients do not exist with batch normalisation in training mode: each depends on the whole "
+            'batch; use a model without it, or model.mode = "eval"'
+        )
+
+    def loss(leaves: Params, inputs: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(trainer.model, (dict(leaves), dict(buffers)), (inputs[None],))
+        return example_losses(trainer.task, outputs, target[None]).sum() * loss_scale
+
+    with mode_of(trainer.model, trainer.mode):
+        each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+        result: dict[str, Tensor] = each(dict(params), batch.inputs, batch.targets)
+    return result
+
+
+def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[Tensor, list[Tensor]]:
+    """Which examples a client uses in a round, (n,), and for each step which of those n make its batch.
+
+    Every epoch is a fresh permutation of the same n examples.
+    """
+    if local.batch_size > num_examples:
+        raise UsageError(
+            f"expected batch_size <= the client's examples, got batch_size {local.batch_size} > {num_examples}; "
+            "lower local.batch_size or give clients more data"
+        )
+    generator = rng.torch()
+    used = num_examples if local.samples is None else min(local.samples, num_examples)
+    chosen = torch.randperm(num_examples, generator=generator)[:used]
+    steps: list[Tensor] = []
+    num_steps = local.num_steps(num_examples)
+    while len(steps) < num_steps:
+        order = torch.randperm(used, generator=generator)
+        steps.extend(torch.split(order, local.batch_size)[: local.steps_per_epoch(num_examples)])
+    return chosen, steps[:num_steps]
+
+
+@contextmanager
+def mode_of(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Put a model in training or evaluation mode, and every module back as it was afterwards."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(mode == "train")
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def _timed(report: Report) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    report("defense_seconds", time.perf_counter() - start)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()

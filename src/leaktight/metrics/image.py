@@ -1,0 +1,94 @@
+"""How far a guess is from the truth, image by image.
+
+Every function takes (N, C, H, W) floats twice, clamps both to [0, 1], takes the data range to be 1, and gives (N,)
+scores, computed on the CPU in float64 and without gradient. A guess with a NaN scores NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import UsageError
+
+MIN_MSE = 1e-10
+"""The smallest MSE that a PSNR is computed from, so identical images score 100 dB and a mean over images stays finite.
+For comparison: rounding an image to bytes costs about 59 dB."""
+
+_SIGMA_PER_RADIUS = 0.3
+_FULL_RADIUS = 5
+
+
+def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Tensor, Tensor]:
+    """Both as detached float64 on the CPU, one guess for each truth."""
+    if guess.shape != truth.shape:
+        raise UsageError(
+            f"expected one guess of the same shape for each truth, got {tuple(guess.shape)} and {tuple(truth.shape)}; "
+            "match them first"
+        )
+    return as_images(guess, clamp=clamp), as_images(truth, clamp=clamp)
+
+
+def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
+    """Images as detached float64 on the CPU. Bytes are refused: clamped to [0, 1] they would be nonsense."""
+    if images.ndim != 4 or not images.numel() or not images.is_floating_point():
+        raise UsageError(
+            f"expected images (N, C, H, W) of floats in [0, 1], got {tuple(images.shape)} of {images.dtype}; "
+            "divide bytes by 255"
+        )
+    images = images.detach().to("cpu", torch.float64)
+    return images.clamp(0, 1) if clamp else images
+
+
+def mse(guess: Tensor, truth: Tensor) -> Tensor:
+    """The mean squared error over all channels and pixels, in [0, 1].
+
+    >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).tolist()
+    [0.25]
+    """
+    guess, truth = image_pair(guess, truth)
+    return (guess - truth).square().flatten(1).mean(1)
+
+
+def psnr(guess: Tensor, truth: Tensor) -> Tensor:
+    """The peak signal-to-noise ratio in dB for a peak of 1, computed from max(MSE, 1e-10): in [0, 100] dB.
+
+    >>> psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1, dtype=torch.float64)).tolist()
+    [20.0]
+    """
+    return psnr_of(mse(guess, truth))
+
+
+def psnr_of(mean_squared_error: Tensor, *, peak: float = 1.0) -> Tensor:
+    """10 log10(peak^2 / MSE), the MSE taken to be at least `MIN_MSE` of peak^2."""
+    return -10 * (mean_squared_error / peak**2).clamp_min(MIN_MSE).log10()
+
+
+def ssim(guess: Tensor, truth: Tensor) -> Tensor:
+    """Structural similarity in [-1, 1]: Gaussian window of 11 x 11 with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1.
+
+    The mean over all channels and over the windows that lie wholly inside the image, as the paper and scikit-image
+    have it; torchmetrics 1.9 averages windows over a mirrored border as well. An image too small for the window
+    gets the largest odd window that fits its shorter side, with sigma shrunk in proportion.
+
+    Reference: Wang, Bovik, Sheikh, Simoncelli, Image Quality Assessment: From Error Visibility to Structural
+    Similarity, IEEE Transactions on Image Processing, 2004.
+    """
+    # Imported here because torchmetrics takes longer to import than most commands take to answer.
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    guess, truth = image_pair(guess, truth)
+    side = min(guess.shape[-2:])
+    radius = min(_FULL_RADIUS, (side - 1) // 2)
+    if not radius:
+        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {tuple(guess.shape[-2:])}")
+    # torchmetrics derives the window from sigma: int(3.5 * 0.3 * radius + 0.5) = radius.
+    _, full = structural_similarity_index_measure(
+        guess,
+        truth,
+        sigma=_SIGMA_PER_RADIUS * radius,
+        data_range=1.0,
+        reduction="none",
+        return_full_image=True,
+    )
+    return full[..., radius:-radius, radius:-radius].flatten(1).mean(1)

@@ -1,0 +1,98 @@
+"""Which guess stands for which truth: decided once per batch, by one cost, before any metric is computed.
+
+An update does not tell the order of a batch, so neither can a guess. Matching afresh for every metric, or letting
+several guesses claim one truth, would flatter the attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import Metric
+from leaktight.metrics.image import as_images
+
+Cost = Callable[[Tensor, Tensor], Tensor]
+"""Guesses (G, C, H, W) and truths (T, C, H, W) to the cost (G, T) of each pair."""
+
+NO_GUESS = -1
+_SIGN = {"low": 1.0, "high": -1.0}
+_GREY = 0.5
+
+
+def mse_cost(guess: Tensor, truth: Tensor) -> Tensor:
+    """The MSE of every pair after clamping to [0, 1]: (G, T)."""
+    guess, truth = as_images(guess).flatten(1), as_images(truth).flatten(1)
+    squares = guess.square().sum(1, keepdim=True) + truth.square().sum(1) - 2 * guess @ truth.T
+    return squares.clamp_min(0) / guess.shape[1]
+
+
+def pairwise(metric: Metric) -> Cost:
+    """A metric as a cost: its score of every pair, negated where high scores leak. Takes G x T evaluations."""
+
+    def cost(guess: Tensor, truth: Tensor) -> Tensor:
+        rows = [metric(one.expand_as(truth), truth) for one in guess.unsqueeze(1)]
+        return _SIGN[metric.leaks_when] * torch.stack(rows)
+
+    return cost
+
+
+_COSTS: dict[str, Cost] = {"mse": mse_cost}
+
+
+def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> Tensor:
+    """For each truth the place of its guess, (T,), such that the total cost is least; -1 where a truth has no guess.
+
+    No guess serves two truths. With fewer guesses than truths some truths stay without; with more, surplus guesses are
+    dropped, so that an attack with many guesses gets the benefit of the best: give equal counts to compare attacks. A
+    pair whose cost is not finite is taken only when nothing else is left.
+    """
+    if guess.ndim != 4 or truth.ndim != 4 or guess.shape[1:] != truth.shape[1:]:
+        raise UsageError(
+            f"expected guesses and truths (N, C, H, W) of one image shape, "
+            f"got {tuple(guess.shape)} and {tuple(truth.shape)}"
+        )
+    assignment = torch.full((len(truth),), NO_GUESS)
+    if not len(guess) or not len(truth):
+        return assignment
+    costs = (_COSTS[cost] if isinstance(cost, str) else cost)(guess, truth).detach().to("cpu", torch.float64)
+    if costs.shape != (len(guess), len(truth)):
+        raise UsageError(f"expected costs {(len(guess), len(truth))}, one per pair, got {tuple(costs.shape)}")
+    rows, columns = linear_sum_assignment(_finite(costs).numpy())
+    assignment[torch.as_tensor(columns)] = torch.as_tensor(rows)
+    return assignment
+
+
+def align(guess: Tensor, truth: Tensor, assignment: Tensor) -> Tensor:
+    """The guesses in the order of the truths, mid-grey where a truth has none."""
+    found = assignment != NO_GUESS
+    aligned = torch.full_like(truth, _GREY, dtype=guess.dtype, device=guess.device)
+    aligned[found.to(guess.device)] = guess[assignment[found].to(guess.device)]
+    return aligned
+
+
+def score(
+    guess: Tensor, truth: Tensor, metrics: Iterable[Metric], *, cost: Literal["mse"] | Cost = "mse"
+) -> dict[str, Tensor]:
+    """Match once, then compute every metric: (T,) scores in the order of the truths, by the name of the metric.
+
+    A truth without a guess is scored as if the guess were a mid-grey image, which says nothing about it: left out, it
+    would raise the mean of an attack that guesses only the easy ones. `match` tells which truths these are.
+    """
+    aligned = align(guess, truth, match(guess, truth, cost))
+    return {metric.name: metric(aligned, truth) for metric in metrics}
+
+
+def _finite(costs: Tensor) -> Tensor:
+    """Costs that are not finite, replaced by one that outweighs any assignment without them."""
+    usable = costs[costs.isfinite()]
+    if usable.numel() == costs.numel():
+        return costs
+    span = float(usable.max() - usable.min()) if usable.numel() else 0.0
+    top = float(usable.max()) if usable.numel() else 0.0
+    return torch.where(costs.isfinite(), costs, top + (span + 1) * min(costs.shape))

@@ -1,0 +1,60 @@
+"""What a metric is to the catalogue: a name, which way it leaks, one line about it, and how to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import Metric
+
+LeaksWhen = Literal["high", "low"]
+Extract = Callable[[Tensor], Tensor]
+"""Images (N, C, H, W) to features (N, ...)."""
+
+
+class MetricUnavailable(UsageError):
+    """A metric that lacks something it cannot do without; the message says what and how to supply it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What metrics may need beside guess and truth.
+
+    root: the folder below which data sets and weights lie. extract: images to the input of the final linear layer.
+    """
+
+    root: Path
+    extract: Extract | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionMetric(Metric):
+    """A pure function (guess, truth) -> (N,) under a name."""
+
+    name: str
+    leaks_when: LeaksWhen
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, guess: Tensor, truth: Tensor) -> Tensor:
+        return self.function(guess, truth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """A line of the catalogue.
+
+    judges: what the metric is given, twice: images, or the labels of a batch.
+    legacy: a convention of published code, for comparing with published tables only.
+    build: makes the metric; raises `MetricUnavailable` where something is missing.
+    """
+
+    leaks_when: LeaksWhen
+    description: str
+    build: Callable[[Resources], Metric]
+    judges: Literal["images", "labels"] = "images"
+    legacy: bool = False

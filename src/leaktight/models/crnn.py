@@ -1,0 +1,120 @@
+"""The convolutional recurrent network that reads words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leaktight.core.errors import ModelError
+from leaktight.core.types import ImageShape
+from leaktight.models.source import Network, require_positive
+
+_NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # of Keras; PyTorch counts momentum from the other end
+
+
+class BidirectionalLstm(nn.Module):
+    """(N, T, in_features) to (N, T, 2 * units): an LSTM from each end, both in one loop, gates in PyTorch's order.
+
+    Written out, because PyTorch's own cannot be traced, nor mapped over a batch in double precision.
+    """
+
+    def __init__(self, in_features: int, units: int) -> None:
+        super().__init__()
+        self.units = units
+        self.weight_ih = nn.Parameter(torch.empty(2, 4 * units, in_features))
+        self.weight_hh = nn.Parameter(torch.empty(2, 4 * units, units))
+        self.bias = nn.Parameter(torch.zeros(2, 4 * units))
+        for direction in range(2):
+            nn.init.xavier_uniform_(self.weight_ih[direction])
+            nn.init.orthogonal_(self.weight_hh[direction])
+        nn.init.ones_(self.bias[:, units : 2 * units])  # the forget gate starts open, as in Keras
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        batch, steps, _ = inputs.shape
+        both = torch.stack([inputs, inputs.flip(1)]).flatten(1, 2)
+        projected = torch.baddbmm(self.bias[:, None], both, self.weight_ih.mT).view(2, batch, steps, 4 * self.units)
+        hidden = cell = inputs.new_zeros(2, batch, self.units)
+        states: list[Tensor] = []
+        for step in projected.unbind(2):
+            enter, forget, value, leave = (step + hidden @ self.weight_hh.mT).chunk(4, dim=-1)
+            cell = forget.sigmoid() * cell + enter.sigmoid() * value.tanh()
+            hidden = leave.sigmoid() * cell.tanh()
+            states.append(hidden)
+        forward, backward = torch.stack(states, dim=2).unbind(0)
+        return torch.cat([forward, backward.flip(1)], dim=-1)
+
+
+class ColumnReader(nn.Module):
+    """Convolutions, then the columns through two bidirectional LSTMs; log-probabilities of characters per column."""
+
+    def __init__(self, normalize: nn.Module, shape: ImageShape, num_outputs: int, units: int) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.features = nn.Sequential(
+            *_convolution(shape.channels, 64),
+            nn.MaxPool2d(2),
+            *_convolution(64, 128),
+            nn.MaxPool2d(2),
+            *_convolution(128, 256, norm=True),
+            *_convolution(256, 256),
+            nn.ZeroPad2d((0, 1, 0, 0)),
+            nn.MaxPool2d(2, stride=(2, 1)),
+            *_convolution(256, 512, norm=True),
+            *_convolution(512, 512),
+            nn.ZeroPad2d((1, 1, 0, 0)),
+            nn.MaxPool2d(2, stride=(2, 1)),
+            *_convolution(512, 512, kernel=2),
+        )
+        self.norm = nn.BatchNorm1d(512, eps=_NORM_EPS, momentum=_NORM_MOMENTUM)
+        self.rnn = nn.Sequential(
+            BidirectionalLstm(512 * (shape.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
+        )
+        self.classifier = nn.Linear(2 * units, num_outputs)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.get_parameter("bias"))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps = self.features(self.normalize(inputs))
+        # Three dimensions, not four: on the CPU the backward of BatchNorm2d is silently wrong for maps of height 1
+        # whose gradient is laid out as this transposition leaves it (PyTorch 2.13).
+        maps = self.norm(maps.flatten(2)).view_as(maps)
+        columns = maps.flatten(1, 2).transpose(1, 2)
+        outputs: Tensor = self.classifier(self.rnn(columns)).log_softmax(-1)
+        return outputs
+
+
+def _convolution(before: int, after: int, *, kernel: int = 3, norm: bool = False) -> Sequence[nn.Module]:
+    """Convolution, ReLU and then batch norm."""
+    padding = 1 if kernel == 3 else 0
+    layers = [nn.Conv2d(before, after, kernel, padding=padding), nn.ReLU()]
+    return [*layers, nn.BatchNorm2d(after, eps=_NORM_EPS, momentum=_NORM_MOMENTUM)] if norm else layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crnn(Network):
+    """CRNN for words (Shi et al. 2017), as in FedBoosting: log-probabilities (N, T, num_classes + 1), blank last.
+
+    `num_classes` is the number of characters (36 letters and digits, so 37 outputs). 32x100 images give T = 25.
+    Differs from the paper: by default inputs are scaled to [-1, 1], as in the published code.
+    """
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    units: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(units=self.units)
+
+    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+        if shape.height < 32 or shape.width < 8:
+            raise ModelError(
+                f"expected images of 32x8 or more for crnn, got {shape.height}x{shape.width}; "
+                "scale words to a height of 32, as in the paper (32x100)"
+            )
+        return ColumnReader(self.normalizer(shape.channels), shape, num_classes + 1, self.units)

@@ -1,0 +1,127 @@
+"""From settings to a network with weights: PyTorch's own, wide ones, or those of a file."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from leaktight.core.errors import ModelError
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.types import ImageShape
+from leaktight.models.source import ModelSource, reason
+
+WIDE = 0.5
+
+
+def build_model(
+    source: ModelSource, shape: ImageShape, num_classes: int, *, init: str | Path = "default", rng: Rng
+) -> nn.Module:
+    """The network of `source` for images of `shape`, the same for the same `rng`.
+
+    init: "default", the initialisation that the network defines; "wide", every parameter from U(-0.5, 0.5); or a file
+    of weights for `load_weights`.
+    """
+    with global_seed(rng.child("build")):
+        model = source.build(shape, num_classes)
+    if (change := _INITS.get(str(init))) is not None:
+        change(model, rng.child("init"))
+    elif Path(init).is_file():
+        load_weights(model, init)
+    else:
+        raise ModelError(
+            f"expected init to be {', '.join(_INITS)} or a file of weights, got {str(init)!r}: no such file"
+        )
+    return model
+
+
+def initialise_wide(model: nn.Module, rng: Rng) -> None:
+    """Overwrite every parameter of `model` with U(-0.5, 0.5): weights and biases, and the scales and shifts of batch
+    norm too, as GRNN does. Large weights keep sigmoids from flattening the gradient, so DLG and its kin converge.
+    """
+    generator = rng.torch()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.rand(parameter.shape, generator=generator) * (2 * WIDE) - WIDE
+            parameter.copy_(drawn)
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Overwrite the parameters and buffers of `model` with those of a .pt, .pth, .th or .safetensors file.
+
+    The names must be the model's own, with or without "module." before them. Nothing changes unless all fit; only the
+    batch counters of old files may be missing.
+    """
+    path = Path(path)
+    stored = _read(path)
+    own = model.state_dict()
+    missing = [name for name in own if name not in stored and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in stored if name not in own]
+    shapes = [
+        f"{name} {tuple(stored[name].shape)} for {tuple(tensor.shape)}"
+        for name, tensor in own.items()
+        if name in stored and stored[name].shape != tensor.shape
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    faults = [f"{kind}: {_first_few(names)}" for kind, names in kinds.items() if names]
+    if faults:
+        raise ModelError(
+            f"the weights in {path} do not fit the model; {'; '.join(faults)}; "
+            "choose the model and settings that they were made with"
+        )
+    model.load_state_dict(stored, strict=False)
+
+
+def _default(model: nn.Module, rng: Rng) -> None:
+    """What `build` has drawn stays."""
+
+
+_INITS: Mapping[str, Callable[[nn.Module, Rng], None]] = {"default": _default, "wide": initialise_wide}
+
+
+def _load_torch(path: Path) -> object:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _load_safetensors(path: Path) -> object:
+    return load_file(path)
+
+
+_READERS: Mapping[str, Callable[[Path], object]] = {
+    ".pt": _load_torch,
+    ".pth": _load_torch,
+    ".th": _load_torch,
+    ".safetensors": _load_safetensors,
+}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, without wrapping and without the prefix of DataParallel."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ModelError(f"expected a file of weights ending in {', '.join(_READERS)}, got {path}; convert it")
+    try:
+        content = reader(path)
+    except FileNotFoundError:
+        raise ModelError(f"expected a file of weights at {path}, got none; check the path") from None
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
+        raise ModelError(
+            f"cannot read weights from {path}: {reason(error)}; save a state dict of tensors alone"
+        ) from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ModelError(
+            f"expected a state dict (tensors by name) in {path}, got something else; save model.state_dict()"
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def _first_few(names: Sequence[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

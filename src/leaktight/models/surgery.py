@@ -1,0 +1,125 @@
+"""Looking inside a network that somebody else built, and making batch norm safe for function transforms."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leaktight.core.errors import ModelError
+from leaktight.core.types import Params
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class ConvBlock(NamedTuple):
+    """The names of a convolution and of the batch norm that follows it, if one does."""
+
+    conv: str
+    norm: str | None
+
+
+def final_linear(model: nn.Module, inputs: Tensor | None = None) -> tuple[str, nn.Linear]:
+    """The last linear layer and its name.
+
+    With `inputs` (N, C, H, W) it is the one that runs last; without, the one registered last, which is the same in
+    every network of the catalogue.
+    """
+    *_, (name, layer) = [("", None), *_in_order(model, (nn.Linear,), inputs)]
+    if not isinstance(layer, nn.Linear):
+        raise ModelError("expected a model with a linear layer, got none; choose a model that ends in nn.Linear")
+    return name, layer
+
+
+def conv_bn_blocks(model: nn.Module, inputs: Tensor | None = None) -> tuple[ConvBlock, ...]:
+    """Every convolution, projections included, with the batch norm that follows it before the next convolution.
+
+    With `inputs` in the order in which they run; without, in the order of registration, which is the same in every
+    network of the catalogue.
+    """
+    blocks: list[ConvBlock] = []
+    for name, module in _in_order(model, (*CONVOLUTIONS, _BatchNorm), inputs):
+        if isinstance(module, CONVOLUTIONS):
+            blocks.append(ConvBlock(name, None))
+        elif blocks and blocks[-1].norm is None:
+            blocks[-1] = ConvBlock(blocks[-1].conv, name)
+    return tuple(blocks)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def batch_statistics(model: nn.Module) -> nn.Module:
+    """A copy whose batch norm, in training mode, uses the statistics of the batch and leaves the running ones alone.
+
+    Training mode writes to the running statistics, which function transforms and tracing cannot allow. The outputs
+    and gradients are exactly those of the original; names and evaluation mode stay as they are.
+    """
+    pure = copy.deepcopy(model)
+    for module in pure.modules():
+        if isinstance(module, _BatchNorm):
+            module.track_running_stats = False
+    return pure
+
+
+def representation(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> Tensor:
+    """What enters the linear layer that runs last, (N, features): what MSE-R and Soteria look at.
+
+    A function of its arguments, under `torch.func` transforms too; in training mode give it `batch_statistics(model)`.
+    """
+    seen: list[Tensor] = []
+
+    def keep(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.append(args[0])
+
+    handles = [module.register_forward_pre_hook(keep) for module in model.modules() if isinstance(module, nn.Linear)]
+    try:
+        # Cloned, because a batch norm that tracks would write to the caller's buffers.
+        functional_call(model, ({name: b.clone() for name, b in buffers.items()}, dict(params)), (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not seen:
+        raise ModelError("expected a model that runs a linear layer, got none; choose a model that ends in nn.Linear")
+    return seen[-1]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every layer is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _in_order(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], inputs: Tensor | None
+) -> list[tuple[str, nn.Module]]:
+    """The layers of these kinds, by registration or, given inputs, by the place of their last run."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    if inputs is None:
+        return list(found.items())
+    runs: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda layer, args, name=name: runs.append(name))
+        for name, module in found.items()
+    ]
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    last_run = {name: place for place, name in enumerate(runs)}
+    return [(name, found[name]) for name in sorted(last_run, key=last_run.__getitem__)]

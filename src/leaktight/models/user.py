@@ -1,0 +1,99 @@
+"""A network of the user's own, named as "module:function"."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from leaktight.core.errors import ModelError, suggestion
+from leaktight.core.types import ImageShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserModel:
+    """What a function of the user's returns.
+
+    target: "package.module:function"; modules in the current folder are found. The function gets `shape`
+    (channels, height, width) and `num_classes` if it has parameters of these names, and returns an `nn.Module` that
+    takes images (N, C, H, W) in [0, 1]; it normalises them itself.
+    """
+
+    target: str
+
+    def __post_init__(self) -> None:
+        module, colon, function = self.target.partition(":")
+        if not (module and colon and function):
+            raise ValueError(f'expected target as "package.module:function", got {self.target!r}')
+
+    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+        with _working_folder_importable():
+            function = self._function()
+            arguments = self._arguments(function, {"shape": shape, "num_classes": num_classes})
+            try:
+                model = function(**arguments)
+            except Exception as error:
+                raise ModelError(f"{self.target} failed: {_reason(error)}; correct the function") from error
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"expected {self.target} to return a torch.nn.Module, got {type(model).__name__}")
+        return model
+
+    def _function(self) -> Callable[..., object]:
+        name, _, attribute = self.target.partition(":")
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            if absent and f"{name}.".startswith(f"{absent}."):
+                raise ModelError(
+                    f"expected a module {name!r} in the current folder or installed, got none; check the name"
+                ) from None
+            raise ModelError(f"cannot import {name!r}: {_reason(error)}; correct the module") from error
+        function: object = getattr(module, attribute, None)
+        if function is None:
+            public = [found for found in vars(module) if not found.startswith("_")]
+            raise ModelError(f"module {name!r} has no {attribute!r}; {suggestion(attribute, public)}")
+        if not callable(function):
+            raise ModelError(f"expected {self.target} to be a function, got {type(function).__name__}")
+        return function
+
+    def _arguments(self, function: Callable[..., object], known: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that the function's signature accepts by name."""
+        parameters = inspect.signature(function).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return known
+        by_name = {
+            parameter.name: parameter
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        }
+        strange = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
+        if strange:
+            raise ModelError(
+                f"expected {self.target} to need no more than shape and num_classes, got {', '.join(strange)}; "
+                "give the others a default"
+            )
+        return {name: value for name, value in known.items() if name in by_name}
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """The current folder first on the import path, for a while: an installed command does not have it there."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before

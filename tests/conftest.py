@@ -1,0 +1,21 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+DATA_ROOT = Path(os.environ.get("LEAKTIGHT_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data sets; the test is skipped where there is none."""
+    if not DATA_ROOT.is_dir():
+        pytest.skip(f"no real data sets at {DATA_ROOT}; set LEAKTIGHT_DATA to a folder that holds them")
+    return DATA_ROOT

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+
+from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
+from leaktight.core.tensors import digest
+from leaktight.engines.training import train
+from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
+from leaktight.fl.federation import Federation
+from leaktight.fl.run_folder import latest_folder, next_folder, open_run
+from leaktight.report.curves import plot_learning_curve
+
+MakeFederation = Callable[..., Federation]
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_was_cut_off_ends_in_the_same_model(make_federation: MakeFederation, tmp_path: Path) -> None:
+    with open_run(tmp_path / "whole", "a = 1", resume=False) as folder:
+        whole = train(make_federation(), folder, workers=1)
+
+    def cut(row: dict[str, object]) -> None:
+        if row["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop), open_run(tmp_path / "cut", "a = 1", resume=False) as folder:
+        train(make_federation(), folder, workers=1, after_round=cut)
+    with open_run(tmp_path / "cut", "a = 1", resume=True) as folder:
+        rest = train(make_federation(), folder, workers=1)
+        assert rest["model_digest"] == whole["model_digest"]
+        assert [row["round"] for row in rest["rounds"]] == [1, 2, 3]
+        assert [row["loss"] for row in rest["rounds"]] == [row["loss"] for row in whole["rounds"]]
+        assert digest(safetensors.torch.load_file(folder.model)) == rest["model_digest"]
+        again = train(make_federation(), folder, workers=1)
+        assert again["model_digest"] == whole["model_digest"]
+
+
+def test_the_summary_keeps_its_contract(make_federation: MakeFederation, tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "", resume=False) as folder:
+        summary = train(make_federation(), folder, workers=1)
+        assert json.loads(folder.summary.read_text()) == summary
+        plot_learning_curve(folder.summary, tmp_path / "curve.png")
+    assert summary["schema_version"] == 1
+    assert set(summary) >= {"rounds", "final", "defense", "seconds", "run"}
+    assert set(summary["final"]) == {"accuracy", "loss"}
+    assert set(summary["rounds"][0]) >= {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "clients"}
+    assert summary["defense"]["kind"] == "none"
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    with open_run(tmp_path, "a = 1", resume=False):
+        pass
+    with (
+        pytest.raises(UsageError, match="already holds a run; add --resume"),
+        open_run(tmp_path, "a = 1", resume=False),
+    ):
+        pass
+    with pytest.raises(UsageError, match="'a = 1', this one has 'a = 2'"), open_run(tmp_path, "a = 2", resume=True):
+        pass
+
+
+def test_two_writers_are_refused(tmp_path: Path) -> None:
+    with (
+        open_run(tmp_path, "", resume=False),
+        pytest.raises(UsageError, match="another process is writing"),
+        open_run(tmp_path, "", resume=True),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LeaktightError, match="cannot write to"), open_run(tmp_path / "file" / "run", "", resume=False):
+        pass
+
+
+def test_folders_are_numbered_and_found_again(tmp_path: Path) -> None:
+    for settings in ("a = 1", "a = 2", "a = 1"):
+        with open_run(next_folder(tmp_path, "train"), settings, resume=False):
+            pass
+    assert latest_folder(tmp_path, "train", "a = 1").name == "train-003"
+    assert latest_folder(tmp_path, "train", "a = 2").name == "train-002"
+    with pytest.raises(UsageError, match="no run of train with these settings"):
+        latest_folder(tmp_path, "train", "a = 3")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\x00" * 100])
+def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "c").write_bytes(damage)
+    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
+        load_checkpoint(tmp_path / "c")
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", {"a": 1})
+    with pytest.raises(LeaktightError):
+        save_checkpoint(tmp_path / "c", {"a": {2, 3}})
+    assert load_checkpoint(tmp_path / "c") == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.protocols import ClientFacts, Defense, Question, Report, RoundPlan, Step
+from leaktight.core.rng import Rng
+from leaktight.core.tensors import buffers_of, digest, parameters_of
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Broadcast, Examples, Params, State, Update
+from leaktight.fl.aggregators import FedAvg
+from leaktight.fl.client import Answered, Ask, Client, Evaluate, Evaluated, Train, Trained
+from leaktight.fl.local import Trainer
+from leaktight.fl.wire import decode, encode
+
+
+def make_client(model: nn.Module, examples: Examples, defense: Defense | None = None, name: str = "a") -> Client:
+    return Client(
+        name=name,
+        train=examples,
+        validation=examples.take(torch.arange(10)),
+        trainer=Trainer(model, LocalTraining(epochs=2, batch_size=8, learning_rate=0.1), defense=defense or Defense()),
+        aggregator=FedAvg(),
+        rng=Rng(0).child("client", name),
+    )
+
+
+def request(model: nn.Module, round_index: int = 0) -> Train:
+    return Train(Broadcast(parameters_of(model), buffers_of(model), round_index), learning_rate=0.1)
+
+
+@pytest.fixture
+def model(normalised: nn.Module) -> nn.Module:
+    return normalised.float()
+
+
+def test_the_truth_is_what_was_trained_on(model: nn.Module, examples: Examples) -> None:
+    done = make_client(model, examples).train_round(request(model), None)
+    assert len(done.truth.examples) == len(examples) == done.trained.update.num_examples
+    assert len(done.truth.steps) == 10
+    rows = {tuple(row.flatten().tolist()) for row in examples.batch().inputs}
+    assert {tuple(row.flatten().tolist()) for row in done.truth.examples.inputs} == rows
+    assert set(done.truth.learning_rates) == {0.1}
+
+
+def test_the_same_request_gives_the_same_bytes_and_another_round_others(model: nn.Module, examples: Examples) -> None:
+    client = make_client(model, examples)
+    first, again = client.train_round(request(model), None), client.train_round(request(model), None)
+    assert digest(first.trained.update.tensors) == digest(again.trained.update.tensors)
+    later = client.train_round(request(model, 1), first.state)
+    assert digest(first.trained.update.tensors) != digest(later.trained.update.tensors)
+
+
+def test_messages_survive_the_wire(model: nn.Module, examples: Examples) -> None:
+    client = make_client(model, examples)
+    sent = decode(encode({"request": request(model)}))["request"]
+    done = client.train_round(sent, None)
+    assert digest(done.trained.update.tensors) == digest(
+        client.train_round(request(model), None).trained.update.tensors
+    )
+    back = decode(encode({"reply": done.trained, "truth": done.truth}))
+    assert digest(back["reply"].update.tensors) == digest(done.trained.update.tensors)
+    assert back["reply"].report == done.trained.report
+    assert torch.equal(back["truth"].examples.inputs, done.truth.examples.inputs)
+
+
+def test_foreign_bytes_are_a_named_error() -> None:
+    with pytest.raises(LeaktightError, match="not a message"):
+        decode(b"x" * 40)
+
+
+@dataclass(frozen=True)
+class Withholding(Defense):
+    """Keeps the first layer at home."""
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        kept = {name: tensor for name, tensor in update.tensors.items() if not name.startswith("0.")}
+        statistics = {name: tensor for name, tensor in (update.buffers or {}).items() if "running_mean" not in name}
+        return replace(update, tensors=kept, buffers=statistics), {"rounds": state.get("rounds", 0) + 1}
+
+
+def test_what_a_defense_withholds_stays_with_the_client(model: nn.Module, examples: Examples) -> None:
+    client = make_client(model, examples, Withholding())
+    first = client.train_round(request(model), None)
+    assert set(first.state["params"]) == {"0.weight", "0.bias"}
+    assert set(first.state["buffers"]) == {"1.running_mean"}
+    assert first.state["defense"] == {"rounds": 1}
+    second = client.train_round(request(model, 1), first.state)
+    assert not torch.equal(second.state["params"]["0.weight"], first.state["params"]["0.weight"])
+    fresh = client.train_round(request(model, 1), None)
+    assert digest(fresh.trained.update.tensors) != digest(second.trained.update.tensors), "the private layer was used"
+
+
+@dataclass(frozen=True)
+class Growing(Defense):
+    """Adds a private scale to the network."""
+
+    def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
+        model.register_parameter("secret", nn.Parameter(torch.rand(3, generator=rng.torch())))
+        return model, {"examples": facts.num_examples}
+
+    def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
+        return {"classes": facts.num_classes}, {**state, "asked": True}
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        tensors = {name: tensor for name, tensor in update.tensors.items() if name != "secret"}
+        return replace(update, tensors=tensors), state
+
+
+def test_private_modules_belong_to_one_client(model: nn.Module, examples: Examples) -> None:
+    ours, theirs = (make_client(model, examples, Growing(), name) for name in ("a", "b"))
+    first, other = ours.train_round(request(model), None), theirs.train_round(request(model), None)
+    assert "secret" not in first.trained.update.tensors
+    assert not torch.equal(first.state["params"]["secret"], other.state["params"]["secret"])
+    assert "secret" not in parameters_of(model)
+    reply, state = ours.handle(Ask(Question("classes", {}), "defense"), first.state)
+    assert reply == Answered({"classes": 3})
+    assert state["defense"]["asked"] is True
+
+
+@dataclass(frozen=True)
+class Halving(Defense):
+    """Halves the learning rate of every second step."""
+
+    def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
+        rates = tuple(rate / (1 + place % 2) for place, rate in enumerate(plan.learning_rates))
+        report("mean_rate", sum(rates) / len(rates))
+        return replace(plan, learning_rates=rates), state
+
+
+def test_a_defense_may_change_the_learning_rates(model: nn.Module, examples: Examples) -> None:
+    done = make_client(model, examples, Halving()).train_round(request(model), None)
+    assert done.truth.learning_rates[:2] == (0.1, 0.05)
+    assert done.trained.report["mean_rate"] == pytest.approx(0.075)
+
+
+@dataclass(frozen=True)
+class Breaking(Defense):
+    """Sends nonsense."""
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        return {name: tensor / 0 for name, tensor in step.gradient.items()}, state
+
+
+def test_an_update_that_is_not_finite_is_never_sent(model: nn.Module, examples: Examples) -> None:
+    with pytest.raises(LeaktightError, match="is not finite; nothing was sent"):
+        make_client(model, examples, Breaking()).train_round(request(model), None)
+
+
+def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: Examples) -> None:
+    reply, _ = make_client(model, examples).handle(Evaluate(request(model).broadcast), None)
+    assert isinstance(reply, Evaluated)
+    held_out = examples.take(torch.arange(10)).batch()
+    with torch.no_grad():
+        logits = model.eval()(held_out.inputs)
+    assert reply.num_examples == 10
+    assert reply.num_correct == int((logits.argmax(1) == held_out.targets).sum())
+    assert reply.loss == pytest.approx(float(nn.functional.cross_entropy(logits, held_out.targets)), rel=1e-5)
+
+
+def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
+    reply, state = make_client(model, examples).handle(request(model), None)
+    assert isinstance(reply, Trained)
+    assert set(state) == {"defense", "params", "buffers"}
