@@ -44,7 +44,7 @@ DATASETS: Mapping[str, type[DatasetSource]] = {
     "synthtext": SynthText,
     "iiit5k": Iiit5k,
     "svt": Svt,
-    "icdar": Icdar,
+    "icdar2015": Icdar,
     "joined": Joined,
 }
 

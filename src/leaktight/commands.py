@@ -46,11 +46,11 @@ def run_training(
     errors = Console(stderr=True)
     dataset, partition = load_data(config)
     federation = build_federation(config, dataset, partition)
-    errors.print(text_summary(dataset, partition), highlight=False, markup=False)
+    errors.print(text_summary(dataset, partition), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return
     path = _run_path("train", config, out, resume)
-    per_round = config.plan.per_round or len(federation.clients)
+    per_round = config.plan.per_round or len(federation.shares)
     with open_run(path, config.to_toml(), resume=resume) as folder:
         plot_summary(dataset, partition, folder.path / "holdings.png")
         try:

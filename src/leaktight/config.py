@@ -36,15 +36,17 @@ kind = "digits"
 [partition]
 kind = "shards"
 clients = 20
-shards_per_client = 4
+shards_per_client = 2
 [model]
-kind = "shallow_cnn"
+kind = "lenet_zhu"
+activation = "relu"
 [local]
-epochs = 2
+epochs = 5
 batch_size = 16
 learning_rate = 0.05
+schedule = {kind = "cosine"}
 [federation]
-rounds = 30
+rounds = 50
 per_round = 10
 """
 """What runs without a config: everything is embedded, nothing is downloaded."""

@@ -29,16 +29,13 @@ def whole(state: FederationState) -> dict[str, torch.Tensor]:
 
 def test_one_process_and_many_give_the_same_bits(make_federation: MakeFederation) -> None:
     federation = make_federation(aggregator=ServerAdam())
-    scores: dict[int, list[RoundOutcome]] = {1: [], 2: []}
-    results = {
-        workers: run(
-            federation, workers=workers, after_round=lambda outcome, state, w=workers: scores[w].append(outcome)
-        )
-        for workers in scores
-    }
-    assert digest(whole(results[1])) == digest(whole(results[2]))
-    assert [o.score for o in scores[1]] == [o.score for o in scores[2]]
-    assert digest(whole(results[1])) != digest(whole(first_state(federation)))
+    alone: list[RoundOutcome] = []
+    shared: list[RoundOutcome] = []
+    one = run(federation, workers=1, after_round=lambda outcome, state: alone.append(outcome))
+    many = run(federation, workers=2, after_round=lambda outcome, state: shared.append(outcome))
+    assert digest(whole(one)) == digest(whole(many))
+    assert [outcome.score for outcome in alone] == [outcome.score for outcome in shared]
+    assert digest(whole(one)) != digest(whole(first_state(federation)))
 
 
 def test_stopping_and_going_on_gives_the_same_bits(make_federation: MakeFederation) -> None:

@@ -22,7 +22,7 @@ class Constant:
         return 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cosine:
     """Half a cosine from the initial learning rate towards `final` times it, over all rounds.
 
@@ -41,7 +41,7 @@ class Cosine:
         return self.final + (1 - self.final) * wave
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Steps:
     """Multiply by `gamma` when a share of all rounds has passed, once for each of `milestones`.
 

@@ -67,6 +67,10 @@ class Examples:
     def take(self, indices: Tensor) -> Examples:
         return Examples(self.images[indices], self.targets[indices])
 
+    def part(self, start: int, stop: int) -> Examples:
+        """A range of the examples, without copying them."""
+        return Examples(self.images[start:stop], self.targets[start:stop])
+
     def batch(self, indices: Tensor | slice = slice(None)) -> Batch:
         return Batch(self.images[indices].to(torch.float32).div_(255), self.targets[indices])
 

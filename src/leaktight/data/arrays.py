@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,13 @@ from leaktight.data.images import convert_channels, from_array, resize_images
 from leaktight.data.settings import SplitSettings, check_channels, check_minimum
 
 
-def read_npz(path: Path, keys: Iterable[str]) -> dict[str, np.ndarray]:
+def read_npz(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
     """The named arrays of an .npz file. Arrays of objects are refused: they would be pickles."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(
-                    f"{path}: expected an .npz of several arrays, got a single array; save it with np.savez"
-                )
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: expected an .npz of several arrays, got a single array; save it with np.savez")
+        with archive:
             lacking = [key for key in keys if key not in archive]
             if lacking:
                 raise DataError(

@@ -67,7 +67,7 @@ def stack_images(
     if needed > max_gigabytes:
         raise DataError(
             f"{source}: expected images of at most {max_gigabytes:g} GB in memory, got {len(names)} that need "
-            f"{needed:.1f} GB; set max_classes, max_per_class or a smaller size, or raise max_gigabytes"
+            f"{needed:.3g} GB; set max_classes, max_per_class or a smaller size, or raise max_gigabytes"
         )
     images = torch.empty((len(names), *shape), dtype=torch.uint8)
     for place, name in enumerate(names):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -41,7 +41,7 @@ WordLists = tuple[Sequence[WordImage], Sequence[WordImage] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordSettings(SplitSettings):
+class WordSettings(SplitSettings, ABC):
     """What all sets of word images share: RGB images stretched to `height` x `width`, words of 0-9a-z in any case.
 
     max_words: at most so many words of each part, drawn by `split_seed`. max_length: the width of the targets. Words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,12 +30,17 @@ _SYNTH90K_FOLDERS = ("", "90kDICT32px/", "mnt/ramdisk/max/90kDICT32px/")
 _ICDAR_LINE = re.compile(r'(?P<file>[^,]+),\s*"(?P<word>.*)"\s*$')
 _ICDAR_TABLES = frozenset({"gt.txt", "Challenge4_Training_Task3_GT.txt", "Challenge4_Test_Task3_GT.txt"})
 
+_MAT_ERRORS = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError),
+    *(zlib.error, scipy.io.matlab.MatReadError),
+)
+
 
 def _load_mat(content: Any, source: str, keys: Sequence[str]) -> dict[str, Any]:
     """The named variables of a MATLAB file."""
     try:
         found = scipy.io.loadmat(content, variable_names=list(keys))
-    except (OSError, ValueError, TypeError, NotImplementedError, MemoryError, KeyError) as error:
+    except _MAT_ERRORS as error:
         raise DataError(f"{source}: expected a readable MATLAB file, got {error}; fetch it again") from None
     lacking = [key for key in keys if key not in found]
     if lacking:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.training import Constant
-from leaktight.core.types import Broadcast, ClientTrace, Examples, Params, RoundTrace, State, Truth, Update
+from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, State, Truth, Update
 from leaktight.engines.workers import Job, Workers, available_cores, open_workers
 from leaktight.fl.client import Ask, Client, Evaluated, Failed, Reply, Request, Train, evaluate
 from leaktight.fl.federation import Federation, FederationState, first_state
-from leaktight.fl.local import Trainer
 from leaktight.fl.protocol import RoundOutcome, federate
 
 SCORE_CHUNK = 1000
@@ -22,16 +21,14 @@ _NO_MODEL = Broadcast({}, {}, 0)
 class Site:
     """What every worker process holds: all clients with their data, and the server's test set."""
 
-    clients: Mapping[str, Client]
-    trainer: Trainer
-    test: Examples
+    federation: Federation
 
     def __call__(self, params: Params, buffers: Params, job: Job) -> Job:
         if "score" in job:
-            start, stop = job["score"]
-            part = Examples(self.test.images[start:stop], self.test.targets[start:stop])
-            return {"score": evaluate(self.trainer, params, buffers, part)}
-        return self._handle(self.clients[job["client"]], _with_model(job["request"], params, buffers), job)
+            part = self.federation.dataset.test.part(*job["score"])
+            return {"score": evaluate(self.federation.trainer, params, buffers, part)}
+        client = self.federation.client(job["client"])
+        return self._handle(client, _with_model(job["request"], params, buffers), job)
 
     def _handle(self, client: Client, request: Request, job: Job) -> Job:
         try:
@@ -61,9 +58,8 @@ def run(
     after_round: called with every finished round. record: called with its trace, truth included.
     """
     state = state or first_state(federation)
-    site = Site(federation.clients, federation.trainer, federation.dataset.test)
-    with open_workers(site, workers or available_cores()) as pool:
-        carrier = _Carrier(federation, pool, dict(state.clients), after_client, record is not None)
+    with open_workers(Site(federation), workers or available_cores()) as pool:
+        carrier = Carrier(federation, pool, dict(state.clients), after_client, record is not None)
 
         def finished(outcome: RoundOutcome) -> None:
             if record is not None:
@@ -81,14 +77,14 @@ def run(
 
 
 @dataclass
-class _Carrier:
+class Carrier:
     """Moves requests to the workers and replies back, and keeps each client's state in between."""
 
     federation: Federation
     pool: Workers
-    states: dict[str, State]
-    after_client: Callable[[], None]
-    recording: bool
+    states: dict[str, State] = field(default_factory=dict)
+    after_client: Callable[[], None] = lambda: None
+    recording: bool = False
     truths: Mapping[str, Truth] = field(default_factory=dict)
 
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Reply]:

@@ -6,8 +6,10 @@ back in the order of the jobs.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.tensors import pack, unpack
-from leaktight.core.types import Params
+from leaktight.core.types import Examples, Params
 from leaktight.fl.wire import decode, encode
 
 Job: TypeAlias = Mapping[str, Any]
@@ -84,7 +86,9 @@ class _Pool:
         context = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload([__name__])
-        self.executor = ProcessPoolExecutor(number, mp_context=context, initializer=_start_worker, initargs=(work,))
+        self.executor = ProcessPoolExecutor(
+            number, mp_context=context, initializer=_start_worker, initargs=_shareable(work)
+        )
 
     def __enter__(self) -> _Pool:
         return self
@@ -109,12 +113,44 @@ class _Pool:
             ) from error
 
 
+def _shareable(work: Work) -> tuple[bytes, list[Examples]]:
+    """Work in a form that costs a worker nothing to hold: examples in shared memory, the rest copied."""
+    pickler = _Pickler()
+    pickler.dump(work)
+    return pickler.data.getvalue(), pickler.shared
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves examples out and notes their place. A process can be sent only so many shared tensors."""
+
+    def __init__(self) -> None:
+        self.data, self.shared = io.BytesIO(), list[Examples]()
+        super().__init__(self.data)
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Examples):
+            return None
+        self.shared.append(obj)
+        return len(self.shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts the shared examples back in their places. Reads only what `_Pickler` of the parent process wrote."""
+
+    def __init__(self, data: bytes, shared: list[Examples]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.shared = shared
+
+    def persistent_load(self, place: int) -> Examples:
+        return self.shared[place]
+
+
 _worker: dict[str, Work] = {}  # filled once, when a worker process starts; never in the main process
 
 
-def _start_worker(work: Work) -> None:
+def _start_worker(data: bytes, shared: list[Examples]) -> None:
     torch.set_num_threads(1)
-    _worker["work"] = work
+    _worker["work"] = _Unpickler(data, shared).load()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

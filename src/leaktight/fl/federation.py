@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from leaktight.core.protocols import Aggregator, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import State
+from leaktight.core.types import Examples, State
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Partition
 from leaktight.fl.client import Client
@@ -19,14 +21,38 @@ from leaktight.fl.local import Mode, Trainer
 from leaktight.fl.protocol import FederationPlan, Server, ServerState, initial_state
 
 
+class Share(NamedTuple):
+    """Which of the federation's examples belong to a client: training from `start`, validation from `validation`."""
+
+    start: int
+    validation: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Federation:
-    """A server and its clients, before or between rounds."""
+    """A server and its clients, before or between rounds.
+
+    examples: those of all clients, one client after the other, so that worker processes can share them.
+    """
 
     dataset: Dataset
-    clients: Mapping[str, Client]
+    examples: Examples
+    shares: Mapping[str, Share]
     server: Server
     trainer: Trainer
+    rng: Rng
+
+    def client(self, name: str) -> Client:
+        share = self.shares[name]
+        return Client(
+            name=name,
+            train=self.examples.part(share.start, share.validation),
+            validation=self.examples.part(share.validation, share.stop),
+            trainer=self.trainer,
+            aggregator=self.server.aggregator,
+            rng=self.rng.child("client", name),
+        )
 
 
 @dataclass(frozen=True)
@@ -50,21 +76,23 @@ def assemble(
     rng: Rng,
 ) -> Federation:
     """Give every client its examples and everybody the same settings."""
-    trainer = Trainer(model, local, dataset.task, defense, mode)
-    clients = {
-        name: Client(
-            name=name,
-            train=dataset.train.take(holding.train),
-            validation=dataset.train.take(holding.validation),
-            trainer=trainer,
-            aggregator=aggregator,
-            rng=rng.child("client", name),
-        )
-        for name, holding in sorted(partition.clients.items())
-    }
-    sizes = {name: len(client.train) for name, client in clients.items()}
-    server = Server(sizes, aggregator, local, plan, rng.child("server"), defense)
-    return Federation(dataset, clients, server, trainer)
+    shares: dict[str, Share] = {}
+    order: list[Tensor] = []
+    start = 0
+    for name, holding in sorted(partition.clients.items()):
+        validation = start + len(holding.train)
+        shares[name] = Share(start, validation, validation + len(holding.validation))
+        order += [holding.train, holding.validation]
+        start = shares[name].stop
+    sizes = {name: share.validation - share.start for name, share in shares.items()}
+    return Federation(
+        dataset=dataset,
+        examples=dataset.train.take(torch.cat(order)),
+        shares=shares,
+        server=Server(sizes, aggregator, local, plan, rng.child("server"), defense),
+        trainer=Trainer(model, local, dataset.task, defense, mode),
+        rng=rng,
+    )
 
 
 def first_state(federation: Federation) -> FederationState:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.protocols import Defense, Report, Step
@@ -123,17 +123,22 @@ def local_update(
 def loss_and_gradient(
     trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float = 1.0, create_graph: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean loss of the batch and its gradient by parameter name. Batch-norm statistics in `buffers` move on."""
+    """The mean loss of the batch and its gradient by parameter name. Batch-norm statistics in `buffers` move on.
+
+    With `create_graph` both are functions that can be transformed again (`torch.func`), at some cost in time.
+    """
+
+    def mean_loss(leaves: Params) -> Tensor:
+        outputs = functional_call(trainer.model, (dict(leaves), dict(buffers)), (batch.inputs,))
+        return example_losses(trainer.task, outputs, batch.targets).mean() * loss_scale
+
     if create_graph:
-        leaves = {name: tensor if tensor.requires_grad else _leaf(tensor) for name, tensor in params.items()}
-    else:
-        leaves = {name: _leaf(tensor) for name, tensor in params.items()}
+        gradient, loss = grad_and_value(mean_loss)(dict(params))
+        return loss, gradient
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     with torch.enable_grad():
-        outputs = functional_call(trainer.model, (leaves, dict(buffers)), (batch.inputs,))
-        loss = example_losses(trainer.task, outputs, batch.targets).mean() * loss_scale
-        gradients = torch.autograd.grad(
-            loss, tuple(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
-        )
+        loss = mean_loss(leaves)
+    gradients = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
     return loss, dict(zip(leaves, gradients, strict=True))
 
 
@@ -195,7 +200,3 @@ def _timed(report: Report) -> Iterator[None]:
     start = time.perf_counter()
     yield
     report("defense_seconds", time.perf_counter() - start)
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()

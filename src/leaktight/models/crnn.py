@@ -18,7 +18,7 @@ _NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # of Keras; PyTorch counts momentum from
 class BidirectionalLstm(nn.Module):
     """(N, T, in_features) to (N, T, 2 * units): an LSTM from each end, both in one loop, gates in PyTorch's order.
 
-    Written out, because PyTorch's own cannot be traced, nor mapped over a batch in double precision.
+    Written out, because PyTorch's own cannot be mapped over a batch in double precision.
     """
 
     def __init__(self, in_features: int, units: int) -> None:

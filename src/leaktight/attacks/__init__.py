@@ -1,0 +1,1 @@
+"""Attacks: what can be reconstructed from an update."""

@@ -1,0 +1,218 @@
+"""What images look like before any update is seen: penalties, pure functions of tensors.
+
+Images are (N, C, H, W) in [0, 1]. Papers that normalise pixels outside the network measure total variation there, where
+differences are 1 / std (about 4) times as large as here; their weights for it are to be multiplied by that.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.types import Params
+from leaktight.models.source import require_choice
+
+_EPSILON = 1e-8  # keeps roots differentiable where an image is flat
+
+
+def clip_box(images: Tensor) -> Tensor:
+    """The nearest images with pixels in [0, 1]."""
+    return images.clamp(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePrior(ABC):
+    """A penalty that looks at the images alone."""
+
+    @abstractmethod
+    def penalty(self, images: Tensor) -> Tensor:
+        """How unlikely the images are, a 0-d tensor."""
+
+
+Form: TypeAlias = Literal["absolute_mean", "squared", "isotropic", "double_opponent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation(ImagePrior):
+    """How much neighbouring pixels differ.
+
+    form: "absolute_mean", mean |dx| + mean |dy| (Inverting Gradients);
+        "squared", 2 (mean dx^2 + mean dy^2) (GRNN's code);
+        "isotropic", the mean of (dx^2 + dy^2)^(1/2);
+        "double_opponent", the mean of (|dx|^p + |dy|^p)^q over the colours and their differences red - green,
+        red - blue and green - blue (Fishing, with p = 2 and q = 0.5). Images without three colours have no such
+        differences.
+    p, q: the exponents of "double_opponent".
+    Differs from published code: at the last row and column the missing difference counts as zero; there the image is
+    surrounded by black.
+    """
+
+    form: Form = "absolute_mean"
+    p: float = 2.0
+    q: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_choice("form", self.form, _FORMS)
+        for name in ("p", "q"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"expected {name} > 0, got {value}")
+
+    def penalty(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or min(images.shape[2:]) < 2:
+            raise UsageError(f"expected images (N, C, H, W) of at least 2x2 pixels, got {tuple(images.shape)}")
+        return _FORMS[self.form](images, self)
+
+
+def _differences(images: Tensor) -> tuple[Tensor, Tensor]:
+    """From each pixel to the next: along rows (N, C, H, W - 1), along columns (N, C, H - 1, W)."""
+    return images[..., :, 1:] - images[..., :, :-1], images[..., 1:, :] - images[..., :-1, :]
+
+
+def _padded_differences(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, both (N, C, H, W), with zeros at the last column and row."""
+    across, down = _differences(images)
+    return nn.functional.pad(across, (0, 1)), nn.functional.pad(down, (0, 0, 0, 1))
+
+
+def _absolute_mean(images: Tensor, settings: TotalVariation) -> Tensor:
+    across, down = _differences(images)
+    return across.abs().mean() + down.abs().mean()
+
+
+def _squared(images: Tensor, settings: TotalVariation) -> Tensor:
+    across, down = _differences(images)
+    return 2 * (across.square().mean() + down.square().mean())
+
+
+def _isotropic(images: Tensor, settings: TotalVariation) -> Tensor:
+    across, down = _padded_differences(images)
+    return (across.square() + down.square() + _EPSILON**2).sqrt().mean()
+
+
+def _double_opponent(images: Tensor, settings: TotalVariation) -> Tensor:
+    if images.shape[1] == 3:
+        red, green, blue = images.unbind(1)
+        opponents = torch.stack([red - green, red - blue, green - blue], 1)
+        images = torch.cat([images, opponents], 1)
+    powers = [(difference.abs() + _EPSILON) ** settings.p for difference in _padded_differences(images)]
+    return ((powers[0] + powers[1]) ** settings.q).mean()
+
+
+_FORMS: Mapping[str, Callable[[Tensor, TotalVariation], Tensor]] = {
+    "absolute_mean": _absolute_mean,
+    "squared": _squared,
+    "isotropic": _isotropic,
+    "double_opponent": _double_opponent,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2Norm(ImagePrior):
+    """Half the mean square of the normalised pixels, (x - centre) / spread.
+
+    GradInversion takes it of images that are normalised outside the network; here they are in [0, 1], and the
+    defaults stand for that normalisation. centre=0, spread=1 takes it of the pixels as they are.
+    Reference: Yin et al., See through Gradients, CVPR 2021.
+    """
+
+    centre: float = 0.5
+    spread: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.centre):
+            raise ValueError(f"expected a finite centre, got {self.centre}")
+        if not (math.isfinite(self.spread) and self.spread > 0):
+            raise ValueError(f"expected spread > 0, got {self.spread}")
+
+    def penalty(self, images: Tensor) -> Tensor:
+        return 0.5 * ((images - self.centre) / self.spread).square().mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConsistency:
+    """How far images are from those that several restarts agree on: |x - consensus|_2 / (H W).
+
+    Reference: Yin et al., See through Gradients, CVPR 2021.
+    Differs from the paper: the consensus is whatever is passed in (GIAS: the mean over the restarts), not an image
+    registered to it.
+    """
+
+    def penalty(self, images: Tensor, consensus: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        return _norm(images - consensus) / (height * width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStatistics:
+    """How far the batch's statistics are from the known ones, summed over the layers of batch norm:
+
+    |mean - running mean|_2 + |variance - running variance|_2 of what enters the layer, per channel; the variance is
+    the biased one.
+    first_layer_weight: the factor of the layer that runs first.
+    Reference: Yin et al., See through Gradients, CVPR 2021.
+    """
+
+    first_layer_weight: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.first_layer_weight) and self.first_layer_weight >= 0):
+            raise ValueError(f"expected first_layer_weight >= 0, got {self.first_layer_weight}")
+
+    def penalty(self, inputs: Tensor, model: nn.Module, params: Params, buffers: Params) -> Tensor:
+        """`buffers` holds the known statistics. The model runs in the mode that it is in; under `torch.func` in
+        training mode it must be one of `batch_statistics`. Nothing given is changed.
+        """
+        entered = _batch_norm_inputs(model, params, buffers, inputs)
+        parts = [_deviation(values, name, buffers) for name, values in entered]
+        return torch.stack([self.first_layer_weight * parts[0], *parts[1:]]).sum()
+
+
+def _batch_norm_inputs(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> list[tuple[str, Tensor]]:
+    """What enters each layer of batch norm, in the order in which they run."""
+    entered: list[tuple[str, Tensor]] = []
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda layer, args: entered.append((name, args[0]))
+
+    handles = [
+        module.register_forward_pre_hook(keep(name))
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+    ]
+    try:
+        # Cloned, because a batch norm that tracks would write to the caller's buffers.
+        functional_call(model, ({name: b.clone() for name, b in buffers.items()}, dict(params)), (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not entered:
+        raise ModelError(
+            f"expected a model with batch norm, got {type(model).__name__} without; leave this penalty out"
+        )
+    return entered
+
+
+def _deviation(values: Tensor, name: str, buffers: Params) -> Tensor:
+    """|mean - running mean|_2 + |variance - running variance|_2 of one layer's inputs (N, C, ...)."""
+    mean, variance = (buffers.get(f"{name}.{statistic}") for statistic in ("running_mean", "running_var"))
+    if mean is None or variance is None:
+        raise ModelError(f"expected running statistics of {name!r}, got none; leave the batch-norm penalty out")
+    rest = [dim for dim in range(values.ndim) if dim != 1]
+    spread, centre = torch.var_mean(values, rest, correction=0)
+    return _norm(centre - mean) + _norm(spread - variance)
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm over all elements; its derivative at zero is zero."""
+    norm: Tensor = torch.linalg.vector_norm(tensor)
+    return norm

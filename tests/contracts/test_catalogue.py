@@ -1,0 +1,94 @@
+"""Every public method is in the catalogue, and every entry keeps the conventions."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import typing
+from typing import Any
+
+import pytest
+
+import leaktight
+from leaktight.catalogue import AGGREGATORS, CATALOGUE, DATASETS, DEFENSES, PARTITIONS, SCHEDULES, describe
+from leaktight.core.protocols import Aggregator, Defense
+from leaktight.core.training import Schedule
+from leaktight.data.dataset import DatasetSource
+from leaktight.data.partition import Scheme
+from leaktight.models import MODELS
+from leaktight.models.source import Network
+
+FAMILIES: dict[str, tuple[type, typing.Mapping[str, Any]]] = {
+    "aggregators": (Aggregator, AGGREGATORS),
+    "datasets": (DatasetSource, DATASETS),
+    "defenses": (Defense, DEFENSES),
+    "models": (Network, MODELS),
+    "partitions": (Scheme, PARTITIONS),
+    "schedules": (Schedule, SCHEDULES),
+}
+SETTINGS = [
+    pytest.param(cls, id=f"{family}-{name}")
+    for family, (_, entries) in FAMILIES.items()
+    for name, cls in entries.items()
+]
+
+
+def public_classes() -> list[type]:
+    found = []
+    for module in pkgutil.walk_packages(leaktight.__path__, "leaktight."):
+        if module.name.endswith("__main__"):
+            continue
+        for name, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if cls.__module__ == module.name and not name.startswith("_"):
+                found.append(cls)
+    return found
+
+
+def belongs(cls: type, base: type) -> bool:
+    if getattr(base, "_is_protocol", False):
+        members = {name for name, value in vars(base).items() if callable(value) and not name.startswith("_")}
+        return dataclasses.is_dataclass(cls) and all(callable(getattr(cls, name, None)) for name in members)
+    return issubclass(cls, base)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_public_method_has_its_line(family: str) -> None:
+    base, entries = FAMILIES[family]
+    bases = {parent for entry in entries.values() for parent in entry.__mro__[1:]}
+    concrete = {
+        cls
+        for cls in public_classes()
+        if belongs(cls, base) and not inspect.isabstract(cls) and (cls not in bases or cls in entries.values())
+    }
+    assert concrete - set(entries.values()) == set(), f"missing in catalogue.{family.upper()}"
+    assert len(set(entries.values())) == len(entries), "one class, one name"
+
+
+@pytest.mark.parametrize("cls", SETTINGS)
+def test_settings_are_frozen_and_by_keyword(cls: type) -> None:
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert all(field.kw_only for field in dataclasses.fields(cls))
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_every_entry_says_in_one_line_what_it_is(kind: str) -> None:
+    for name, entry in CATALOGUE[kind].items():
+        line = describe(entry)
+        assert 10 < len(line) < 160, (kind, name, line)
+        assert name == name.lower(), (kind, name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_settings_validate_on_construction(family: str) -> None:
+    for cls in FAMILIES[family][1].values():
+        needed = [
+            field
+            for field in dataclasses.fields(cls)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        ]
+        if not needed:
+            assert cls() == cls()
+            hash(cls())

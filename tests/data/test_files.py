@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from leaktight.core.errors import DataError
+from leaktight.data.files import find_source, open_tree, user_path
+
+
+def write_zip(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_folder_and_zip_look_the_same(tmp_path: Path) -> None:
+    files = {"b/2.txt": b"two", "a/1.txt": b"one", ".hidden": b"", "__MACOSX/a/1.txt": b"", "a/._1.txt": b""}
+    for name, data in files.items():
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).write_bytes(data)
+    write_zip(tmp_path / "pack.zip", files)
+    for source in (tmp_path / "folder", tmp_path / "pack.zip"):
+        with open_tree(source) as tree:
+            assert tree.names == ("a/1.txt", "b/2.txt")
+            assert tree.read("b/2.txt") == b"two"
+            assert tree.text("a/1.txt") == "one"
+            assert tree.has("a/1.txt")
+            assert not tree.has("a")
+            with pytest.raises(DataError, match=r"nope\.txt: expected"):
+                tree.read("nope.txt")
+
+
+@pytest.mark.parametrize("name", ["../x.png", "/etc/x.png", "a/../../x.png", "C:/x.png", "a\\..\\x.png"])
+def test_paths_out_of_a_zip_are_refused(tmp_path: Path, name: str) -> None:
+    path = write_zip(tmp_path / "bad.zip", {name: b"x"})
+    with pytest.raises(DataError, match="expected names inside the zip"), open_tree(path):
+        pass
+
+
+def test_zip_bombs_are_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "bomb.zip", {"a.bmp": bytes(8 * 2**20)})
+    with pytest.raises(DataError, match=r"a\.bmp: expected at most .* do not trust this file"), open_tree(path):
+        pass
+
+
+def test_what_is_no_zip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(b"PK, but not really")
+    with pytest.raises(DataError, match=r"a\.zip: expected a folder or a zip"), open_tree(path):
+        pass
+
+
+def test_damaged_members_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", b"something to damage")
+    path.write_bytes(path.read_bytes().replace(b"something", b"anything!"))
+    with open_tree(path) as tree, pytest.raises(DataError, match=r"a\.zip/a\.txt: expected a sound member"):
+        tree.read("a.txt")
+
+
+def test_text_must_be_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xfa")
+    with open_tree(tmp_path) as tree, pytest.raises(DataError, match=r"a\.txt: expected text in UTF-8"):
+        tree.text("a.txt")
+
+
+def test_find_source_prefers_what_is_unpacked(tmp_path: Path) -> None:
+    zipped = write_zip(tmp_path / "set" / "pack.zip", {"a": b""})
+    assert find_source(tmp_path, "set", ("set",), "x") == zipped
+    (tmp_path / "set" / "train").mkdir()
+    assert find_source(tmp_path, "set", ("set",), "x") == tmp_path / "set"
+
+
+def test_find_source_takes_a_zip_beside(tmp_path: Path) -> None:
+    zipped = write_zip(tmp_path / "other.zip", {"a": b""})
+    assert find_source(tmp_path, "set", ("set", "other"), "x") == zipped
+
+
+def test_find_source_does_not_guess(tmp_path: Path) -> None:
+    for name in ("a.zip", "b.zip"):
+        write_zip(tmp_path / "set" / name, {"a": b""})
+    with pytest.raises(DataError, match=r"expected one zip, got a\.zip, b\.zip"):
+        find_source(tmp_path, "set", ("set",), "x")
+
+
+def test_missing_names_place_files_and_command(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        find_source(tmp_path, "lfw", ("lfw", "lfw2"), "some files")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (str(tmp_path / "lfw"), str(tmp_path / "lfw2"), "some files", "`leaktight data lfw`"):
+        assert part in message
+
+
+def test_user_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "root" / "below").mkdir(parents=True)
+    assert user_path("here", tmp_path / "root") == Path("here")
+    assert user_path("below", tmp_path / "root") == tmp_path / "root" / "below"
+    assert user_path(str(tmp_path / "here"), tmp_path) == tmp_path / "here"
+    with pytest.raises(DataError, match="found nothing; set path"):
+        user_path("nowhere", tmp_path)

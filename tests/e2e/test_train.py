@@ -1,0 +1,231 @@
+"""`leaktight train` as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from leaktight.cli import main
+from leaktight.core.rng import Rng
+
+QUICK = ["--set", "federation.rounds=3", "--set", "local.epochs=1"]
+
+
+def leaktight(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "leaktight", *arguments],
+        cwd=folder,
+        env={**os.environ, "LEAKTIGHT_DATA": str(folder / "data"), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_json_is_all_that_stdout_holds(tmp_path: Path) -> None:
+    done = leaktight("train", *QUICK, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert [row["round"] for row in summary["rounds"]] == [1, 2, 3]
+    assert "digits: 1438 of 1438 training examples on 20 clients" in done.stderr
+    run = tmp_path / summary["run"]
+    files = {path.name for path in run.iterdir()} - {".lock"}
+    assert files == {
+        "config.toml",
+        "environment.json",
+        "checkpoint.safetensors",
+        "model.safetensors",
+        "summary.json",
+        "curve.png",
+        "holdings.png",
+    }
+    again = leaktight("train", *QUICK, "--json", "--resume", folder=tmp_path)
+    assert json.loads(again.stdout)["model_digest"] == summary["model_digest"]
+
+
+def test_a_terminal_user_gets_a_table_and_the_paths(tmp_path: Path) -> None:
+    done = leaktight("train", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "final accuracy" in done.stdout
+    assert "runs/train-001/curve.png" in done.stdout
+
+
+def test_a_users_own_model_is_found_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, pixels, classes):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(pixels, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x.flatten(1))\n"
+        "def build(shape, num_classes):\n"
+        "    return Net(shape.channels * shape.height * shape.width, num_classes)\n"
+    )
+    done = leaktight("train", *QUICK, "--set", "model.kind=mine:build", "--workers", "2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "final accuracy" in done.stdout
+
+
+def test_the_pooled_reference_has_one_participant(tmp_path: Path) -> None:
+    done = leaktight("train", *QUICK, "--centralised", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {row["clients"] for row in json.loads(done.stdout)["rounds"]} == {1}
+
+
+def write_idx(path: Path, magic: int, shape: tuple[int, ...], payload: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(struct.pack(f">I{len(shape)}I", magic, *shape) + payload))
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """A data root with a tiny MNIST of 20 images."""
+    folder = tmp_path / "data" / "mnist"
+    for part in ("train", "t10k"):
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", 2051, (20, 28, 28), bytes(20 * 784))
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", 2049, (20,), bytes(range(10)) * 2)
+    return folder
+
+
+class Here:
+    """The command line inside the test's own process: quick, with its exit code and what it printed."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("LEAKTIGHT_DATA", str(folder / "data"))
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["leaktight", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = self.capsys.readouterr()
+        return int(stopped.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(tmp_path, monkeypatch, capsys)
+
+
+def test_bad_usage_is_one_line_and_exit_code_two(tmp_path: Path, here: Here, mnist: Path) -> None:
+    (tmp_path / "broken.toml").write_text("[data\n")
+    cases = {
+        "unknown dataset": (["--set", "data.kind=digit"], "did you mean 'digits'?"),
+        "unknown model": (["--set", "model.kind=lenet"], "did you mean 'lenet_zhu'?"),
+        "unknown key": (["--set", "local.learningrate=1"], "did you mean 'learning_rate'?"),
+        "not TOML": (["broken.toml"], "is not TOML"),
+        "missing config": (["none.toml"], "cannot read none.toml"),
+        "negative rate": (["--set", "local.learning_rate=-1"], "expected learning_rate > 0, got -1"),
+        "batch over data": (["--set", "local.batch_size=500"], "batch_size 500 >"),
+        "too many clients": (["--set", "partition={kind='iid', clients=5000}"], "5000"),
+        "empty partition": (["--set", "partition={kind='by_source'}"], "choose another partition"),
+        "missing data": (["--set", "data.kind=cifar10"], "leaktight data cifar10"),
+        "per_round": (["--set", "federation.per_round=30"], "per_round 30 > 20 clients"),
+        "user model": (["--set", "model.kind=nowhere:build"], "nowhere"),
+    }
+    for name, (arguments, message) in cases.items():
+        code, out, errors = here("train", "--dry-run", *arguments)
+        assert code == 2, (name, errors)
+        assert message in errors, name
+        assert out == "", name
+        assert len(errors.strip().splitlines()) == 1, (name, errors)
+    assert not (tmp_path / "runs").exists(), "nothing half-written"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: write_idx(folder / "train-images-idx3-ubyte.gz", 2051, (20, 28, 28), bytes(99)), "got only 99"),
+        (lambda folder: write_idx(folder / "train-images-idx3-ubyte.gz", 2049, (20,), bytes(20)), "magic"),
+        (lambda folder: write_idx(folder / "train-labels-idx1-ubyte.gz", 2049, (20,), b"\x0b" * 20), "labels in 0..9"),
+    ],
+    ids=["truncated", "magic", "label"],
+)
+def test_damaged_data_is_named(here: Here, mnist: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(mnist)
+    code, _, errors = here("train", "--dry-run", "--set", "data.kind=mnist")
+    assert code == 2
+    assert message in errors
+    assert len(errors.strip().splitlines()) == 1, errors
+
+
+def children_of(process: subprocess.Popen[bytes]) -> list[int]:
+    found = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_the_run_ends_in_the_same_model(tmp_path: Path, kills: int) -> None:
+    moments = Rng(5).numpy()
+    settings = ["--set", f"federation.rounds={4 * kills}", "--set", "local.epochs=2"]
+    whole = leaktight("train", *settings, "--json", "--out", "whole", folder=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    checkpoint = tmp_path / "cut" / "checkpoint.safetensors"
+    command = [sys.executable, "-m", "leaktight", "train", *settings, "--out", "cut", "--resume", "--json"]
+    for _ in range(kills):
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+                break
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 10
+        while children_of(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not children_of(process), "a worker outlived the process that started it"
+    resumed = leaktight(*command[3:], folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["model_digest"] == json.loads(whole.stdout)["model_digest"]
+
+
+def test_interrupting_leaves_a_run_to_resume_and_says_how(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "leaktight", "train", "--out", "run", "--set", "federation.rounds=500"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume --out run" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_catalogue_is_listed(here: Here) -> None:
+    code, out, _ = here("list", "models", "--json")
+    assert code == 0
+    names = {entry["name"] for entry in json.loads(out)["entries"]}
+    assert {"lenet_zhu", "resnet18", "crnn"} <= names
+    assert here("list", "modells")[0] == 2
+
+
+def test_data_says_what_is_there_and_what_to_put_where(here: Here, mnist: Path) -> None:
+    code, out, _ = here("data", "--json")
+    assert code == 0
+    states = {entry["name"]: entry["state"] for entry in json.loads(out)["sources"]}
+    assert states["mnist"] == "damaged"
+    assert states["cifar10"] == "missing"
+    code, _, errors = here("data", "imagenet")
+    assert code == 2
+    assert str(mnist.parent / "imagenet") in errors
+    assert here("data", "mnits")[2].strip().endswith("did you mean 'mnist'?")

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leaktight.config import SCENARIO, kind_of, load_config
+from leaktight.core.errors import ConfigError
+from leaktight.core.threat import Knowledge
+from leaktight.core.training import Cosine
+from leaktight.data.embedded import Digits
+from leaktight.data.partition import Dirichlet, Shards
+from leaktight.fl.aggregators import FedAvg, ServerAdam
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_the_built_in_scenario_is_used(tmp_path: Path) -> None:
+    assert load_config() == load_config(write(tmp_path, SCENARIO)) == load_config(write(tmp_path, ""))
+    assert isinstance(load_config().data, Digits)
+
+
+def test_the_resolved_config_gives_itself_again(tmp_path: Path) -> None:
+    text = """
+    seed = 7
+    [partition]
+    kind = "dirichlet"
+    alpha = 0.3
+    [local]
+    schedule = {kind = "cosine", final = 0.1}
+    [federation]
+    aggregator = {kind = "server_adam", learning_rate = 0.02}
+    [threat]
+    knows = ["labels", "defense"]
+    """
+    config = load_config(write(tmp_path, text))
+    assert load_config(write(tmp_path, config.to_toml())) == config
+    assert isinstance(config.partition, Dirichlet)
+    assert config.local.schedule == Cosine(final=0.1)
+    assert config.aggregator == ServerAdam(learning_rate=0.02)
+    assert config.threat.knows == {Knowledge.LABELS, Knowledge.DEFENSE}
+
+
+def test_a_users_model_survives_the_round_trip(tmp_path: Path) -> None:
+    config = load_config(None, ["model.kind=my.module:build"])
+    assert load_config(write(tmp_path, config.to_toml())) == config
+
+
+def test_overrides_are_toml_values_or_plain_words() -> None:
+    config = load_config(None, ["local.batch_size=4", "partition.clients=7", "federation.aggregator=fedavg", "seed=3"])
+    assert config.local.batch_size == 4
+    assert config.partition == Shards(clients=7, shards_per_client=2)
+    assert config.aggregator == FedAvg()
+    assert config.seed == 3
+
+
+def test_another_kind_starts_from_its_own_defaults() -> None:
+    assert load_config(None, ["partition.kind=dirichlet"]).partition == Dirichlet()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = ", "is not TOML"),
+        ("[data]\nkind = 'digit'", r"\[data\] unknown kind 'digit'; did you mean 'digits'\?"),
+        ("[model]\nkind = 'lenet_zu'", r"\[model\] unknown kind 'lenet_zu'; did you mean 'lenet_zhu'\?"),
+        ("[local]\nlearning_rat = 0.1", r"\[local\] unknown key 'learning_rat'; did you mean 'learning_rate'\?"),
+        ("[lokal]\nepochs = 1", r"unknown table 'lokal'; did you mean 'local'\?"),
+        ("[local]\nlearning_rate = -0.1", r"\[local\] expected learning_rate > 0, got -0.1"),
+        ("[local]\nlearning_rate = nan", r"\[local\] expected learning_rate > 0, got nan"),
+        ("[local]\nbatch_size = 0", r"\[local\] expected batch_size >= 1, got 0"),
+        ("[local]\nbatch_size = 'many'", r"local.batch_size: .*integer.*got 'many'"),
+        ("[local]\nsamples = 4\nbatch_size = 8", r"batch_size 8 > samples 4"),
+        ("[local]\noptimizer = 'rmsprop'", r"local.optimizer: .*'sgd' or 'adam'.*got 'rmsprop'"),
+        ("[local]\nschedule = 'cosin'", r"\[local.schedule\] unknown kind 'cosin'; did you mean 'cosine'\?"),
+        ("[model]\nkind = 'mlp'\nmode = 'training'", r"model.mode: .*got 'training'"),
+        ("[threat]\nknows = ['label']", r"threat.knows: .*got \['label'\]"),
+        ("[partition]\nclients = 0", r"\[partition\] expected clients of at least 1, got 0"),
+        ("[data]\nkind = 'arrays'", r"\[data\] needs path"),
+        ("[federation]\naggregater = 'fedavg'", r"unknown key 'aggregater'; did you mean 'aggregator'\?"),
+        ("data = 3", r"expected a table \[data\], got 3"),
+    ],
+)
+def test_bad_configs_are_named_with_file_table_and_key(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_bad_override_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing.toml"):
+        load_config(tmp_path / "nothing.toml")
+    with pytest.raises(ConfigError, match=r"expected --set table\.key=value, got 'seed'"):
+        load_config(None, ["seed"])
+
+
+def test_kinds_are_found_by_class() -> None:
+    assert kind_of(Digits()) == "digits"
+    assert kind_of(object()) is None
