@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.objectives import Cosine
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Progress
@@ -48,11 +49,15 @@ class NearestPublicImage:
     It shows what is gained by looking a private image up instead of reconstructing it. Each public image is a batch of
     one with its own label, on the model sent. Only the first update is looked at, a delta as minus the gradient.
     One image where the number of examples is not disclosed. The loss is the mean of 1 - cosine.
+    Where labels are disclosed, or `labels` infers them, each is given the nearest image of its class, or of any class
+    where the public data have none left. Otherwise the nearest of all are taken, which for a batch tend to be of the
+    one class that dominates the update.
     candidates: look at so many public images, drawn at random (None: all). mode: how batch norm runs.
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
 
+    labels: LabelStrategy | None = None
     candidates: int | None = 512
     mode: Literal["train", "eval"] = "train"
 
@@ -73,13 +78,24 @@ class NearestPublicImage:
         pool = torch.randperm(len(public), generator=rng.child("pool").torch())
         pool = pool[: max(self.candidates or len(public), count)]
         distances = self._distances(first, Batch(public.inputs[pool], public.targets[pool]), rng, progress)
+        wanted = self._wanted(first, count, rng)
         best = distances.argsort(stable=True)[:count]
+        if wanted is not None:
+            best = _nearest_by_class(distances, public.targets[pool], wanted)
         chosen = pool[best]
         return Reconstruction(
             Batch(public.inputs[chosen].clone(), public.targets[chosen].clone()),
             float(distances[best].mean()),
             {"places": chosen.tolist(), "distances": distances[best].tolist()},
         )
+
+    def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
+        """Labels to choose images by, (N,), or None."""
+        if not isinstance(seen.task, Classification):
+            return None
+        if seen.labels is not None and len(seen.labels) == count:
+            return seen.labels
+        return None if self.labels is None else self.labels.infer(seen, count, rng=rng.child("labels"))
 
     def _distances(self, seen: Observation, public: Batch, rng: Rng, progress: Progress | None) -> Tensor:
         """1 - cosine of each public image's gradient to the update, (N,)."""
@@ -96,6 +112,18 @@ class NearestPublicImage:
                 if progress is not None:
                     progress(place, min(distances), None)
         return torch.tensor(distances, dtype=torch.float64)
+
+
+def _nearest_by_class(distances: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
+    """For each label the place of the nearest image of that class, or of any where none is left; none twice."""
+    order: list[int] = distances.argsort(stable=True).tolist()
+    known: list[int] = classes.tolist()
+    chosen: list[int] = []
+    for label in wanted.tolist():
+        place = next((place for place in order if known[place] == label), order[0])
+        order.remove(place)
+        chosen.append(place)
+    return torch.tensor(chosen)
 
 
 def _gradient(trainer: Trainer, seen: Observation, batch: Batch) -> Params:

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,12 @@ Prepared: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """A distance between updates."""
+    """A distance between updates.
+
+    scale_free: whether a positive multiple of the guess is as good as the guess.
+    """
+
+    scale_free: ClassVar[bool] = False
 
     def prepare(self, target: Params, model: nn.Module, shape: ImageShape) -> dict[str, Any]:
         """The constants of `loss`: copies, which share no memory with the target.
@@ -120,6 +125,8 @@ class Cosine(Objective):
     Reference: Geiping et al., Inverting Gradients, NeurIPS 2020.
     """
 
+    scale_free: ClassVar[bool] = True
+
     def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
         return _directions(target, dict.fromkeys(target, 1.0))
 
@@ -140,6 +147,8 @@ class LayerCosine(Objective):
     take its weight, that projections are counted as they run, and that zeros are counted in the target. Networks
     without convolutions, which it does not treat, have their linear layers counted.
     """
+
+    scale_free: ClassVar[bool] = True
 
     weighting: Weighting = "increase_linear"
     beta: float = 50.0

@@ -52,6 +52,7 @@ class ThreatModel:
             labels=_sorted_rows(targets) if Knowledge.LABELS in self.knows else None,
             batch_size=len(targets) if Knowledge.BATCH_SIZE in self.knows else None,
             local_training=trace.local if Knowledge.LOCAL_TRAINING in self.knows else None,
+            mode=trace.mode if Knowledge.LOCAL_TRAINING in self.knows else None,
             defense=trace.defense if Knowledge.DEFENSE in self.knows else None,
             public_data=trace.public_data if Knowledge.PUBLIC_DATA in self.knows else None,
         )

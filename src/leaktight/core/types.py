@@ -24,6 +24,9 @@ State = Mapping[str, Any]
 
 UpdateKind = Literal["gradient", "delta"]
 
+Mode = Literal["train", "eval"]
+"""How batch normalisation and dropout run."""
+
 
 class ImageShape(NamedTuple):
     """The size of one image."""
@@ -137,6 +140,7 @@ class RoundTrace:
     aggregate: Update
     local: LocalTraining
     defense: Defense
+    mode: Mode
     input_shape: ImageShape
     num_classes: int
     public_data: Batch | None = None
@@ -147,6 +151,7 @@ class Observation:
     """What the adversary has. A fact that the threat model does not disclose is None.
 
     labels: the targets of the client's examples, sorted, so that their order tells nothing.
+    mode: whether clients run batch normalisation as in training or as in evaluation; known with `local_training`.
     defense: the identity `Defense()` when the attacker knows that there is none.
     """
 
@@ -159,6 +164,7 @@ class Observation:
     labels: Tensor | None = None
     batch_size: int | None = None
     local_training: LocalTraining | None = None
+    mode: Mode | None = None
     defense: Defense | None = None
     public_data: Batch | None = None
 

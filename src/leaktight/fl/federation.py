@@ -13,11 +13,11 @@ from leaktight.core.protocols import Aggregator, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Examples, State
+from leaktight.core.types import Examples, Mode, State
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Partition
 from leaktight.fl.client import Client
-from leaktight.fl.local import Mode, Trainer
+from leaktight.fl.local import Trainer
 from leaktight.fl.protocol import FederationPlan, Server, ServerState, initial_state
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +22,8 @@ from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification, Task, example_losses
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Params, State, UpdateKind
+from leaktight.core.types import Batch, Mode, Params, State, UpdateKind
 from leaktight.fl.optimizers import make_optimizer
-
-Mode = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
