@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bench.timing import medians
 from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Examples
+from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
 from leaktight.engines.inprocess import Carrier, Site
@@ -62,10 +62,10 @@ def bare_round(fed: Federation) -> None:
         model = copy.deepcopy(fed.trainer.model).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         chosen, steps = plan_batches(len(client.train), fed.trainer.local, rng=Rng(0))
-        examples: Batch = client.train.batch(chosen)
         for step in steps:
+            batch = client.train.batch(chosen[step])
             optimizer.zero_grad()
-            F.cross_entropy(model(examples.inputs[step]), examples.targets[step]).backward()
+            F.cross_entropy(model(batch.inputs), batch.targets).backward()
             optimizer.step()
         for key, tensor in model.state_dict().items():
             total[key] = total.get(key, torch.zeros_like(tensor)) + tensor / len(fed.shares)

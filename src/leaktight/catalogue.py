@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from leaktight.core.protocols import Aggregator, Defense
+from leaktight.attacks.agic import Agic
+from leaktight.attacks.baselines import MeanImage, NearestPublicImage
+from leaktight.attacks.labels import BiasCorrected, Geng, Given, Idlg, Wainakh, Yin
+from leaktight.attacks.last_layer import LabelStrategy
+from leaktight.attacks.presets import Cpl, CsDlg, Dlg, GradInversion, IdlgAttack, InvertingGradients, PriorOnly
+from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.training import Constant, Cosine, Schedule, Steps
 from leaktight.data.arrays import Arrays, FemnistDigits, OrlFaces
 from leaktight.data.cifar import Cifar10, Cifar100
@@ -67,6 +72,28 @@ AGGREGATORS: Mapping[str, type[Aggregator]] = {
     "server_adam": ServerAdam,
 }
 
+ATTACKS: Mapping[str, type[Attack]] = {
+    "dlg": Dlg,
+    "idlg": IdlgAttack,
+    "cpl": Cpl,
+    "csdlg": CsDlg,
+    "inverting_gradients": InvertingGradients,
+    "gradinversion": GradInversion,
+    "agic": Agic,
+    "prior_only": PriorOnly,
+    "mean_image": MeanImage,
+    "nearest_public_image": NearestPublicImage,
+}
+
+LABELS: Mapping[str, type[LabelStrategy]] = {
+    "given": Given,
+    "idlg": Idlg,
+    "yin": Yin,
+    "bias_corrected": BiasCorrected,
+    "wainakh": Wainakh,
+    "geng": Geng,
+}
+
 DEFENSES: Mapping[str, type[Defense]] = {"none": Defense}
 
 CATALOGUE: Mapping[str, Mapping[str, Any]] = {
@@ -76,6 +103,8 @@ CATALOGUE: Mapping[str, Mapping[str, Any]] = {
     "schedules": SCHEDULES,
     "aggregators": AGGREGATORS,
     "defenses": DEFENSES,
+    "attacks": ATTACKS,
+    "labels": LABELS,
     "metrics": METRICS,
 }
 

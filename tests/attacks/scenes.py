@@ -60,4 +60,5 @@ def observe(
         num_classes=num_classes,
         batch_size=len(batch),
         local_training=local,
+        mode=mode,
     )

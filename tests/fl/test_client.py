@@ -40,11 +40,11 @@ def model(normalised: nn.Module) -> nn.Module:
 
 def test_the_truth_is_what_was_trained_on(model: nn.Module, examples: Examples) -> None:
     done = make_client(model, examples).train_round(request(model), None)
-    assert len(done.truth.examples) == len(examples) == done.trained.update.num_examples
-    assert len(done.truth.steps) == 10
+    assert len(done.truth().examples) == len(examples) == done.trained.update.num_examples
+    assert len(done.truth().steps) == 10
     rows = {tuple(row.flatten().tolist()) for row in examples.batch().inputs}
-    assert {tuple(row.flatten().tolist()) for row in done.truth.examples.inputs} == rows
-    assert set(done.truth.learning_rates) == {0.1}
+    assert {tuple(row.flatten().tolist()) for row in done.truth().examples.inputs} == rows
+    assert set(done.truth().learning_rates) == {0.1}
 
 
 def test_the_same_request_gives_the_same_bytes_and_another_round_others(model: nn.Module, examples: Examples) -> None:
@@ -62,10 +62,10 @@ def test_messages_survive_the_wire(model: nn.Module, examples: Examples) -> None
     assert digest(done.trained.update.tensors) == digest(
         client.train_round(request(model), None).trained.update.tensors
     )
-    back = decode(encode({"reply": done.trained, "truth": done.truth}))
+    back = decode(encode({"reply": done.trained, "truth": done.truth()}))
     assert digest(back["reply"].update.tensors) == digest(done.trained.update.tensors)
     assert back["reply"].report == done.trained.report
-    assert torch.equal(back["truth"].examples.inputs, done.truth.examples.inputs)
+    assert torch.equal(back["truth"].examples.inputs, done.truth().examples.inputs)
 
 
 def test_foreign_bytes_are_a_named_error() -> None:
@@ -134,7 +134,7 @@ class Halving(Defense):
 
 def test_a_defense_may_change_the_learning_rates(model: nn.Module, examples: Examples) -> None:
     done = make_client(model, examples, Halving()).train_round(request(model), None)
-    assert done.truth.learning_rates[:2] == (0.1, 0.05)
+    assert done.truth().learning_rates[:2] == (0.1, 0.05)
     assert done.trained.report["mean_rate"] == pytest.approx(0.075)
 
 

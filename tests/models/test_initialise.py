@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from leaktight.core.errors import ModelError
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import digest
+from leaktight.core.tensors import digest, parameters_of
 from leaktight.core.types import ImageShape
 from leaktight.data.cifar import Cifar10
 from leaktight.models import IMAGENET_MEAN, IMAGENET_STD, MODELS, build_model, load_weights
 from leaktight.models.resnet import ResNet18, ResNet20
-from leaktight.models.small import LeNetZhu, Mlp
+from leaktight.models.small import LeNetZhu, Mlp, ShallowCnn
 from leaktight.models.vgg import Vgg16
 
 CIFAR = ImageShape(3, 32, 32)
@@ -173,3 +173,13 @@ def test_no_such_file(tmp_path: Path) -> None:
         load_weights(lenet(), tmp_path / "weights.pt")
     with pytest.raises(ModelError, match="default, wide or a file"):
         build_model(LeNetZhu(), SMALL, 3, init="wyde", rng=Rng(0))
+
+
+def test_kaiming_weights_have_the_stated_spread() -> None:
+    model = build_model(ShallowCnn(), ImageShape(1, 28, 28), 10, init="kaiming", rng=Rng(0))
+    for name, tensor in parameters_of(model).items():
+        if name.endswith("bias"):
+            assert not tensor.any()
+        else:
+            assert float(tensor.std()) == pytest.approx((2 / tensor[0].numel()) ** 0.5, rel=0.1)
+            assert abs(float(tensor.mean())) < 0.05

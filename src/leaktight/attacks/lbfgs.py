@@ -152,8 +152,8 @@ class Curvature:
         p = torch.linalg.solve_triangular(upper, along[:, None], upper=True)
         inner = self.products.diagonal()[:, None] * p + scale * (self.gram @ p - across[:, None])
         q = torch.linalg.solve_triangular(upper.T, inner, upper=False)
-        correction = self.steps.T @ q - scale * (self.changes.T @ p)
-        return -scale * slope - correction[:, 0]
+        correction: Tensor = self.steps.T @ q - scale * (self.changes.T @ p)
+        return correction[:, 0].neg() - scale * slope
 
 
 def _bordered(matrix: Tensor, column: Tensor, row: Tensor) -> Tensor:

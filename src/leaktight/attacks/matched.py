@@ -18,7 +18,7 @@ from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params
-from leaktight.fl.local import Trainer, local_update, loss_and_gradient
+from leaktight.fl.local import Trainer, local_update, loss_and_gradient, mode_of
 from leaktight.models.surgery import batch_statistics
 
 
@@ -41,7 +41,8 @@ class View:
     def guess(self, images: Tensor, labels: Tensor, params: Params, buffers: Params) -> Params:
         """The update that these examples would have caused: a pure function of tensors."""
         if not self.steps:
-            return loss_and_gradient(self.trainer, params, buffers, Batch(images, labels), create_graph=True)[1]
+            with mode_of(self.trainer.model, self.trainer.mode):
+                return loss_and_gradient(self.trainer, params, buffers, Batch(images, labels), create_graph=True)[1]
         batches = [Batch(images[list(places)], labels[list(places)]) for places, _ in self.steps]
         rates = [rate for _, rate in self.steps]
         result = local_update(self.trainer, params, buffers, batches, learning_rates=rates, create_graph=True)

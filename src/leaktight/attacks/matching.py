@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -66,8 +66,6 @@ class Matching:
     Assumes: the number of examples (BATCH_SIZE), and what its parts assume.
     """
 
-    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
-
     objective: Objective | None = Cosine()
     matched: Matched = Simulation()
     priors: tuple[tuple[float, Prior], ...] = ()
@@ -92,6 +90,10 @@ class Matching:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.consensus and self.restarts < 2:
             raise ValueError("consensus draws restarts together; set restarts to 2 or more")
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:
+        return self.labels.requires | {Knowledge.BATCH_SIZE}
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         """Find the examples behind one update, or behind several updates of the same examples."""

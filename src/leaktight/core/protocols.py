@@ -144,7 +144,10 @@ class Aggregator:
 class Attack(Protocol):
     """Turns what was seen into a guess. Settings in the constructor, data at call time."""
 
-    requires: ClassVar[frozenset[Knowledge]]
+    @property
+    def requires(self) -> frozenset[Knowledge]:
+        """The facts without which it cannot run."""
+        ...
 
     def reconstruct(
         self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None

@@ -34,7 +34,7 @@ class Site:
         try:
             if isinstance(request, Train):
                 done = client.train_round(request, job["state"])
-                return {"reply": done.trained, "state": done.state, "truth": done.truth if job["record"] else None}
+                return {"reply": done.trained, "state": done.state, "truth": done.truth() if job["record"] else None}
             reply, state = client.handle(request, job["state"])
             return {"reply": reply, "state": state, "truth": None}
         except UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from leaktight.core.protocols import Aggregator, ClientFacts, Question, RoundPla
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
-from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Truth, Update, UpdateKind
+from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
 from leaktight.fl.local import Trainer, local_update, mode_of, plan_batches
 
 
@@ -114,10 +114,10 @@ class Meter:
 
 @dataclass(frozen=True)
 class ClientRound:
-    """One client's round with the truth behind it; only `trained` leaves the client."""
+    """One client's round; only `trained` leaves the client. `truth` gathers what was trained on, when asked."""
 
     trained: Trained
-    truth: Truth
+    truth: Callable[[], Truth]
     state: State
 
 
@@ -162,7 +162,6 @@ class Client:
         params, buffers = _own(request.broadcast, state)
         meter = Meter()
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=rng.child("batches"))
-        examples = self.train.batch(chosen)
         plan = RoundPlan(request.broadcast.round, (request.learning_rate,) * len(steps))
         plan, memory = trainer.defense.on_round(plan, state["defense"], rng=rng.child("defense", "round"), report=meter)
         with global_seed(rng.child("model")):
@@ -170,7 +169,7 @@ class Client:
                 trainer,
                 params,
                 buffers,
-                (Batch(examples.inputs[step], examples.targets[step]) for step in steps),
+                (self.train.batch(chosen[step]) for step in steps),
                 learning_rates=plan.learning_rates,
                 loss_scale=request.loss_scale,
                 round_index=request.broadcast.round,
@@ -192,7 +191,7 @@ class Client:
         report = {**meter.figures(), "seconds": time.perf_counter() - start, "steps": float(len(steps))}
         return ClientRound(
             Trained(update, report),
-            Truth(examples, steps, plan.learning_rates),
+            lambda: Truth(self.train.batch(chosen), steps, plan.learning_rates),
             {
                 "defense": memory,
                 "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},

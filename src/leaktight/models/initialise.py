@@ -24,8 +24,8 @@ def build_model(
 ) -> nn.Module:
     """The network of `source` for images of `shape`, the same for the same `rng`.
 
-    init: "default", the initialisation that the network defines; "wide", every parameter from U(-0.5, 0.5); or a file
-    of weights for `load_weights`.
+    init: "default", the initialisation that the network defines; "wide", every parameter from U(-0.5, 0.5); "kaiming",
+    He's normal weights and no biases, which learn faster at small learning rates; or a file of weights.
     """
     with global_seed(rng.child("build")):
         model = source.build(shape, num_classes)
@@ -49,6 +49,17 @@ def initialise_wide(model: nn.Module, rng: Rng) -> None:
         for parameter in model.parameters():
             drawn = torch.rand(parameter.shape, generator=generator) * (2 * WIDE) - WIDE
             parameter.copy_(drawn)
+
+
+def initialise_kaiming(model: nn.Module, rng: Rng) -> None:
+    """Overwrite the weights of convolutions and linear layers with He's N(0, 2 / inputs), their biases with 0."""
+    generator = rng.torch()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
+                if module.bias is not None:
+                    module.bias.zero_()
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -81,7 +92,11 @@ def _default(model: nn.Module, rng: Rng) -> None:
     """What `build` has drawn stays."""
 
 
-_INITS: Mapping[str, Callable[[nn.Module, Rng], None]] = {"default": _default, "wide": initialise_wide}
+_INITS: Mapping[str, Callable[[nn.Module, Rng], None]] = {
+    "default": _default,
+    "wide": initialise_wide,
+    "kaiming": initialise_kaiming,
+}
 
 
 def _load_torch(path: Path) -> object:
