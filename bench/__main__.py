@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from bench import engine
+from bench import attacks, engine
 
-BENCHMARKS: Mapping[str, Callable[[], None]] = {"engine": engine.main}
+BENCHMARKS: Mapping[str, Callable[[], None]] = {"engine": engine.main, "attacks": attacks.main}
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(BENCHMARKS)

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.data.trees import write
 
 from leaktight.core.errors import DataError
 from leaktight.data.folders import ImageFolder, Imagenet, Lfw, TinyImagenet, VggFace
@@ -16,20 +16,6 @@ def picture(shade: int = 0, *, mode: str = "RGB", size: tuple[int, int] = (6, 5)
     buffer = io.BytesIO()
     Image.new(mode, size, colour).save(buffer, kind)
     return buffer.getvalue()
-
-
-def write(root: Path, files: dict[str, bytes], *, packed: bool = False) -> Path:
-    """The files in a folder, or in a zip inside that folder."""
-    root.mkdir(parents=True, exist_ok=True)
-    if packed:
-        with zipfile.ZipFile(root / "pack.zip", "w") as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
-    else:
-        for name, data in files.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(data)
-    return root
 
 
 def classes(*names: str, count: int = 5, before: str = "", after: str = "") -> dict[str, bytes]:

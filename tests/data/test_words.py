@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import logging
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.data.trees import write
 
 from leaktight.core.errors import DataError
 from leaktight.core.tasks import WordRecognition
@@ -23,18 +23,6 @@ def picture(shade: int = 0, size: tuple[int, int] = (20, 8)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size, (shade, shade, shade)).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def write(root: Path, files: dict[str, bytes], *, packed: bool = False) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    if packed:
-        with zipfile.ZipFile(root / "pack.zip", "w") as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
-    else:
-        for name, data in files.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(data)
 
 
 def mat(**variables: Any) -> bytes:

@@ -18,9 +18,9 @@ from leaktight.models import (
     batch_statistics,
     build_model,
     conv_bn_blocks,
-    evaluating,
     final_linear,
     has_batch_norm,
+    mode_of,
     representation,
 )
 from leaktight.models.resnet import ResNet18, ResNet20
@@ -173,12 +173,12 @@ def test_representation_of_a_linear_model_is_the_image() -> None:
         representation(nn.Conv2d(3, 1, 1).double(), {}, {}, images())
 
 
-def test_evaluating_restores_each_layer_even_after_an_error() -> None:
+def test_mode_of_restores_each_layer_even_after_an_error() -> None:
     model = nn.Sequential(nn.Dropout(), nn.Dropout())
     model[1].eval()
 
     def fail() -> None:
-        with evaluating(model):
+        with mode_of(model, "eval"):
             assert not any(module.training for module in model.modules())
             raise RuntimeError("stop")
 

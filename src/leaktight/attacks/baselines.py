@@ -18,7 +18,8 @@ from leaktight.core.tasks import Classification
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Reconstruction
-from leaktight.fl.local import Trainer, loss_and_gradient, mode_of
+from leaktight.fl.local import Trainer, loss_and_gradient
+from leaktight.models.surgery import mode_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from leaktight.core.tensors import add
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Observation, Params
-from leaktight.fl.local import mode_of
-from leaktight.models.surgery import batch_statistics, representation
+from leaktight.models.surgery import batch_statistics, mode_of, representation
 
 
 class Behaviour(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.types import ImageShape, Params
-from leaktight.models.surgery import conv_bn_blocks, evaluating
+from leaktight.models.surgery import conv_bn_blocks, layers_in_order
 
 Weighting: TypeAlias = Literal[
     "equal",
@@ -97,7 +97,7 @@ def counted_layers(model: nn.Module, shape: ImageShape) -> list[tuple[str, ...]]
     blocks = conv_bn_blocks(model, blank)
     if blocks:
         return [tuple(name for name in block if name is not None) for block in blocks]
-    return [(name,) for name in _linear_layers(model, blank)]
+    return [(name,) for name, _ in layers_in_order(model, (nn.Linear,), blank)]
 
 
 def layer_weights(
@@ -129,21 +129,3 @@ def _modifier(gradients: list[Tensor]) -> float:
     total = sum(gradient.numel() for gradient in gradients)
     nonzero = sum(int(torch.count_nonzero(gradient)) for gradient in gradients)
     return total / nonzero if nonzero else 1.0
-
-
-def _linear_layers(model: nn.Module, inputs: Tensor) -> list[str]:
-    """The names of the linear layers in the order of their last run."""
-    runs: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda layer, args, name=name: runs.append(name))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad(), evaluating(model):
-            model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    last_run = {name: place for place, name in enumerate(runs)}
-    return sorted(last_run, key=last_run.__getitem__)

@@ -18,8 +18,8 @@ from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params
-from leaktight.fl.local import Trainer, local_update, loss_and_gradient, mode_of
-from leaktight.models.surgery import batch_statistics
+from leaktight.fl.local import Trainer, local_update, loss_and_gradient
+from leaktight.models.surgery import batch_statistics, mode_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from leaktight.attacks.backends import Backend
 from leaktight.attacks.descent import Adam
-from leaktight.attacks.initial import Noise, Patterned
+from leaktight.attacks.initial import Noise, Patterned, Start
 from leaktight.attacks.labels import Given, Idlg, Joint, Yin
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.lbfgs import Lbfgs
@@ -94,12 +94,18 @@ class Dlg(Preset):
     def matching(self) -> Matching:
         return self.compose(
             objective=SquaredError(),
-            labels=self.labels or Joint(),
-            start=Noise(distribution="standard_normal"),
+            labels=self.labels or self.own_labels(),
+            start=self.first_images(),
             optimizer=Lbfgs(line_search=self.line_search),
             box=self.box,
             stop_below=1e-6,
         )
+
+    def own_labels(self) -> LabelStrategy | Joint:
+        return Joint()
+
+    def first_images(self) -> Start:
+        return Noise(distribution="standard_normal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +115,8 @@ class IdlgAttack(Dlg):
     Reference: Zhao et al. 2020. Assumes: one example, features that are not negative.
     """
 
-    def matching(self) -> Matching:
-        return self.compose(
-            objective=SquaredError(),
-            labels=self.labels or Idlg(),
-            start=Noise(distribution="standard_normal"),
-            optimizer=Lbfgs(line_search=self.line_search),
-            box=self.box,
-            stop_below=1e-6,
-        )
+    def own_labels(self) -> LabelStrategy | Joint:
+        return Idlg()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +129,8 @@ class Cpl(IdlgAttack):
 
     patch: int = 16
 
-    def matching(self) -> Matching:
-        return self.compose(
-            objective=SquaredError(),
-            labels=self.labels or Idlg(),
-            start=Patterned(patch=self.patch, distribution="uniform"),
-            optimizer=Lbfgs(line_search=self.line_search),
-            box=self.box,
-            stop_below=1e-6,
-        )
+    def first_images(self) -> Start:
+        return Patterned(patch=self.patch, distribution="uniform")
 
 
 @dataclass(frozen=True, kw_only=True)

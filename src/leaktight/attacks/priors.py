@@ -10,16 +10,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.types import Params
 from leaktight.models.source import require_choice
+from leaktight.models.surgery import layer_inputs
 
 _EPSILON = 1e-8  # keeps roots differentiable where an image is flat
 
@@ -172,34 +172,13 @@ class BatchNormStatistics:
         """`buffers` holds the known statistics. The model runs in the mode that it is in; under `torch.func` in
         training mode it must be one of `batch_statistics`. Nothing given is changed.
         """
-        entered = _batch_norm_inputs(model, params, buffers, inputs)
+        entered = layer_inputs(model, params, buffers, inputs, (_BatchNorm,))
+        if not entered:
+            raise ModelError(
+                f"expected a model with batch norm, got {type(model).__name__} without; leave this penalty out"
+            )
         parts = [_deviation(values, name, buffers) for name, values in entered]
         return torch.stack([self.first_layer_weight * parts[0], *parts[1:]]).sum()
-
-
-def _batch_norm_inputs(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> list[tuple[str, Tensor]]:
-    """What enters each layer of batch norm, in the order in which they run."""
-    entered: list[tuple[str, Tensor]] = []
-
-    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda layer, args: entered.append((name, args[0]))
-
-    handles = [
-        module.register_forward_pre_hook(keep(name))
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm)
-    ]
-    try:
-        # Cloned, because a batch norm that tracks would write to the caller's buffers.
-        functional_call(model, ({name: b.clone() for name, b in buffers.items()}, dict(params)), (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not entered:
-        raise ModelError(
-            f"expected a model with batch norm, got {type(model).__name__} without; leave this penalty out"
-        )
-    return entered
 
 
 def _deviation(values: Tensor, name: str, buffers: Params) -> Tensor:

@@ -18,7 +18,8 @@ from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
-from leaktight.fl.local import Trainer, local_update, mode_of, plan_batches
+from leaktight.fl.local import Trainer, local_update, plan_batches
+from leaktight.models.surgery import mode_of
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from leaktight.core.tasks import Classification, Task, example_losses
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Mode, Params, State, UpdateKind
 from leaktight.fl.optimizers import make_optimizer
+from leaktight.models.surgery import has_batch_norm, mode_of
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def per_example_gradients(
     trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float = 1.0
 ) -> dict[str, Tensor]:
     """The gradient of every example's own loss, (N, *shape) by name."""
-    if trainer.mode == "train" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.model.modules()):
+    if trainer.mode == "train" and has_batch_norm(trainer.model):
         raise ModelError(
             "per-example gradients do not exist with batch normalisation in training mode: each depends on the whole "
             'batch; use a model without it, or model.mode = "eval"'
@@ -178,18 +179,6 @@ def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[
         order = torch.randperm(used, generator=generator)
         steps.extend(torch.split(order, local.batch_size)[: local.steps_per_epoch(num_examples)])
     return chosen, steps[:num_steps]
-
-
-@contextmanager
-def mode_of(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Put a model in training or evaluation mode, and every module back as it was afterwards."""
-    before = [(module, module.training) for module in model.modules()]
-    model.train(mode == "train")
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from leaktight.models.surgery import (
     ConvBlock,
     batch_statistics,
     conv_bn_blocks,
-    evaluating,
     final_linear,
     has_batch_norm,
+    mode_of,
     representation,
 )
 from leaktight.models.user import UserModel
@@ -66,10 +66,10 @@ __all__ = [
     "build_model",
     "check_fits",
     "conv_bn_blocks",
-    "evaluating",
     "final_linear",
     "has_batch_norm",
     "initialise_wide",
     "load_weights",
+    "mode_of",
     "representation",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leaktight.core.errors import ModelError, suggestion
 from leaktight.core.tasks import Classification, Penalised, Task, WordRecognition
 from leaktight.core.types import ImageShape
-from leaktight.models.surgery import evaluating
+from leaktight.models.surgery import mode_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -126,7 +126,7 @@ def check_fits(model: nn.Module, shape: ImageShape, num_classes: int, task: Task
     """
     images = f"images of {shape.channels}x{shape.height}x{shape.width}"
     example = next(model.parameters(), torch.zeros(()))
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), mode_of(model, "eval"):
         try:
             outputs = model(torch.zeros(2, *shape, dtype=example.dtype, device=example.device))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:

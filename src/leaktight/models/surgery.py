@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import Params
+from leaktight.core.types import Mode, Params
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -31,7 +31,7 @@ def final_linear(model: nn.Module, inputs: Tensor | None = None) -> tuple[str, n
     With `inputs` (N, C, H, W) it is the one that runs last; without, the one registered last, which is the same in
     every network of the catalogue.
     """
-    *_, (name, layer) = [("", None), *_in_order(model, (nn.Linear,), inputs)]
+    *_, (name, layer) = [("", None), *layers_in_order(model, (nn.Linear,), inputs)]
     if not isinstance(layer, nn.Linear):
         raise ModelError("expected a model with a linear layer, got none; choose a model that ends in nn.Linear")
     return name, layer
@@ -44,7 +44,7 @@ def conv_bn_blocks(model: nn.Module, inputs: Tensor | None = None) -> tuple[Conv
     network of the catalogue.
     """
     blocks: list[ConvBlock] = []
-    for name, module in _in_order(model, (*CONVOLUTIONS, _BatchNorm), inputs):
+    for name, module in layers_in_order(model, (*CONVOLUTIONS, _BatchNorm), inputs):
         if isinstance(module, CONVOLUTIONS):
             blocks.append(ConvBlock(name, None))
         elif blocks and blocks[-1].norm is None:
@@ -74,52 +74,55 @@ def representation(model: nn.Module, params: Params, buffers: Params, inputs: Te
 
     A function of its arguments, under `torch.func` transforms too; in training mode give it `batch_statistics(model)`.
     """
-    seen: list[Tensor] = []
+    entered = layer_inputs(model, params, buffers, inputs, (nn.Linear,))
+    if not entered:
+        raise ModelError("expected a model that runs a linear layer, got none; choose a model that ends in nn.Linear")
+    return entered[-1][1]
 
-    def keep(layer: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append(args[0])
 
-    handles = [module.register_forward_pre_hook(keep) for module in model.modules() if isinstance(module, nn.Linear)]
+def layer_inputs(
+    model: nn.Module, params: Params, buffers: Params, inputs: Tensor, kinds: tuple[type[nn.Module], ...]
+) -> list[tuple[str, Tensor]]:
+    """What enters each layer of these kinds, with its name, in the order in which they run."""
+    entered: list[tuple[str, Tensor]] = []
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda layer, args: entered.append((name, args[0]))
+
+    handles = [
+        module.register_forward_pre_hook(keep(name))
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
+    ]
     try:
         # Cloned, because a batch norm that tracks would write to the caller's buffers.
         functional_call(model, ({name: b.clone() for name, b in buffers.items()}, dict(params)), (inputs,))
     finally:
         for handle in handles:
             handle.remove()
-    if not seen:
-        raise ModelError("expected a model that runs a linear layer, got none; choose a model that ends in nn.Linear")
-    return seen[-1]
+    return entered
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every layer is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+def mode_of(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Put a model in training or evaluation mode; afterwards every layer is in the mode that it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(mode == "train")
     try:
         yield
     finally:
-        for module, training in modes:
+        for module, training in before:
             module.training = training
 
 
-def _in_order(
-    model: nn.Module, kinds: tuple[type[nn.Module], ...], inputs: Tensor | None
+def layers_in_order(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], inputs: Tensor | None = None
 ) -> list[tuple[str, nn.Module]]:
     """The layers of these kinds, by registration or, given inputs, by the place of their last run."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     if inputs is None:
         return list(found.items())
-    runs: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda layer, args, name=name: runs.append(name))
-        for name, module in found.items()
-    ]
-    try:
-        with torch.no_grad(), evaluating(model):
-            model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    last_run = {name: place for place, name in enumerate(runs)}
+    with torch.no_grad(), mode_of(model, "eval"):
+        entered = layer_inputs(model, dict(model.named_parameters()), {}, inputs, kinds)
+    last_run = {name: place for place, (name, _) in enumerate(entered)}
     return [(name, found[name]) for name in sorted(last_run, key=last_run.__getitem__)]
