@@ -6,9 +6,11 @@ Milliseconds for one full iteration (objective, total variation, signed Adam, bo
 from __future__ import annotations
 
 import resource
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -111,18 +113,14 @@ def eager_loop(seen: Observation, iterations: int) -> Callable[[], None]:
     return run
 
 
-def per_iteration(attack: Matching, seen: Observation, iterations: int) -> Callable[[], float]:
-    """Seconds of one iteration, without preparation: a long run less a short one."""
-
-    def seconds(count: int) -> float:
-        start = time.perf_counter()
-        replace(attack, iterations=count).reconstruct([seen], rng=Rng(0))
-        return time.perf_counter() - start
-
-    def run() -> float:
-        return (seconds(iterations + 2) - seconds(2)) / iterations
-
-    return run
+def per_iteration(attack: Matching, seen: Observation, iterations: int) -> float:
+    """Median seconds of one iteration over five stretches, without tracing and compiling."""
+    stretch = max(iterations // 5, 1)
+    moments: list[float] = []
+    replace(attack, iterations=6 * stretch, progress_every=stretch).reconstruct(
+        [seen], rng=Rng(0), progress=lambda iteration, loss, guess: moments.append(time.perf_counter())
+    )
+    return statistics.median(after - before for before, after in pairwise(moments)) / stretch
 
 
 def compare(case: Case) -> None:
@@ -131,8 +129,7 @@ def compare(case: Case) -> None:
     plain = medians({"eager loop": eager_loop(seen, case.iterations)}, repeats=3)["eager loop"] / case.iterations
     line = f"{case.kind:>12} batch {case.batch} restarts {case.restarts}: eager loop {1000 * plain:7.2f} ms"
     for backend in ("fx", "inductor") if case.inductor else ("fx",):
-        run = per_iteration(replace(attack, backend=backend), seen, case.iterations)
-        each = min(run() for _ in range(3)) / case.restarts
+        each = per_iteration(replace(attack, backend=backend), seen, case.iterations) / case.restarts
         line += f", {backend} {1000 * each:7.2f} ms ({plain / each:.2f}x)"
     goal = f"; target {case.target}x" if case.target else ""
     print(f"{line}{goal}", flush=True)
@@ -142,15 +139,15 @@ def growth() -> None:
     """How time grows with the batch, the image and the number of local steps (fx backend)."""
     base = InvertingGradients(labels=Given()).matching()
     for batch in (1, 2, 4, 8, 16):
-        milliseconds = 1000 * per_iteration(base, observation("lenet_zhu", batch), 40)()
+        milliseconds = 1000 * per_iteration(base, observation("lenet_zhu", batch), 40)
         print(f"    LeNet, batch {batch:>2}: {milliseconds:7.2f} ms")
     for side in (16, 32, 64, 128):
         seen = observation("lenet_zhu", 1, ImageShape(3, side, side))
-        print(f"    LeNet, {side:>3}x{side:<3}: {1000 * per_iteration(base, seen, 40)():7.2f} ms")
+        print(f"    LeNet, {side:>3}x{side:<3}: {1000 * per_iteration(base, seen, 40):7.2f} ms")
     for steps in (1, 2, 4, 8):
         seen = observation("lenet_zhu", 8, local=LocalTraining(batch_size=8 // steps, learning_rate=1e-4))
         times = [
-            1000 * per_iteration(replace(base, matched=matched), seen, 40)() for matched in (Simulation(), OneBatch())
+            1000 * per_iteration(replace(base, matched=matched), seen, 40) for matched in (Simulation(), OneBatch())
         ]
         print(f"    LeNet, 8 images, {steps} steps: simulated {times[0]:7.2f} ms, one batch {times[1]:7.2f} ms")
 

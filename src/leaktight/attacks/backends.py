@@ -75,8 +75,18 @@ def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
     graph = fx.GraphModule(graph, fx_graph_cse(graph.graph))
     graph.graph.eliminate_dead_code()
+    _drop_unused_gradients(graph)
     graph.recompile()
     return graph
+
+
+def _drop_unused_gradients(graph: fx.GraphModule) -> None:
+    """Tell every convolution's backward to compute only those of its three gradients that somebody uses."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.aten.convolution_backward.default:
+            used = {user.args[1] for user in node.users}
+            mask = [wanted and place in used for place, wanted in enumerate(node.args[-1])]
+            node.args = (*node.args[:-1], mask)
 
 
 def _choose(function: Function, inputs: Sequence[Tensor], backend: Backend, onednn: bool | None) -> Runnable:

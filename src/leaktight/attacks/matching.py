@@ -182,13 +182,14 @@ class _Run:
         """First-order steps, all restarts side by side."""
         attack, optimizer = self.attack, self.attack.optimizer
         assert isinstance(optimizer, Adam)
-        variables = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+        many = len(starts) > 1  # a batch of one would turn convolutions into slower, grouped ones
+        variables = {name: torch.stack([start[name] for start in starts]) for name in starts[0]} if many else starts[0]
         dtype = variables["images"].dtype
         state: Tree = {
             "variables": variables,
             "memory": optimizer.memory(variables),
             "best": {name: tensor.clone() for name, tensor in variables.items()},
-            "loss": torch.full((len(starts),), math.inf, dtype=dtype),
+            "loss": torch.full((len(starts),) if many else (), math.inf, dtype=dtype),
         }
         if optimizer.langevin:
             state["noise"] = torch.zeros_like(variables["images"])
@@ -197,7 +198,7 @@ class _Run:
             fixed |= {"consensus": variables["images"].mean(0), "pull": torch.zeros((), dtype=dtype)}
         rates = torch.tensor(optimizer.rates(0, attack.iterations), dtype=dtype)
         leaves, spec = pytree.tree_flatten((state, rates, fixed))
-        step = vmap(self._step, in_dims=(0, None, None), randomness="different")
+        step = vmap(self._step, in_dims=(0, None, None), randomness="different") if many else self._step
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             return tuple(pytree.tree_leaves(step(*pytree.tree_unflatten(tensors, spec))))
@@ -224,9 +225,11 @@ class _Run:
             if (iteration + 1) % attack.progress_every == 0 and self._report(iteration + 1, state, watch):
                 break
         best = state["best" if attack.keep == "best" else "variables"]
-        found = [{name: tensor[place] for name, tensor in best.items()} for place in range(len(starts))]
+        found = (
+            [{name: tensor[place] for name, tensor in best.items()} for place in range(len(starts))] if many else [best]
+        )
         notes = {"iterations": iteration + 1, "backend": runnable.backend, "onednn": runnable.onednn}
-        return found, [float(value) for value in state["loss"]], notes
+        return found, state["loss"].reshape(-1).tolist(), notes
 
     def _step(self, state: Tree, rates: Tensor, fixed: Tree) -> Tree:
         """One iteration of one restart: a pure function of tensors."""
@@ -250,10 +253,11 @@ class _Run:
         }
 
     def _report(self, iteration: int, state: Tree, watch: _Plateau) -> bool:
-        losses = state["loss"]
+        losses = state["loss"].reshape(-1)
         place = int(losses.argmin())
         if self.progress is not None:
-            self.progress(iteration, float(losses[place]), state["best"]["images"][place])
+            images = state["best"]["images"]
+            self.progress(iteration, float(losses[place]), images[place] if len(losses) > 1 else images)
         return watch(iteration, float(losses[place]))
 
     def bend(self, starts: list[Tree]) -> tuple[list[Tree], list[float], Tree]:

@@ -138,7 +138,8 @@ class Client:
 
     @property
     def facts(self) -> ClientFacts:
-        return ClientFacts(self.name, len(self.train), len(torch.unique(self.train.targets, dim=0)))
+        kinds = {str(target) for target in self.train.targets.tolist()}
+        return ClientFacts(self.name, len(self.train), len(kinds))
 
     def handle(self, request: Request, state: State | None) -> tuple[Reply, State]:
         """Answer one request."""

@@ -27,10 +27,10 @@ class Sgd:
         self.velocity: dict[str, Tensor] = {}
 
     def __call__(self, params: Params, gradient: Params, learning_rate: float | Tensor) -> dict[str, Tensor]:
-        return {
-            name: tensor - learning_rate * self._direction(name, tensor, gradient[name])
-            for name, tensor in params.items()
-        }
+        steps = {name: self._direction(name, tensor, gradient[name]) for name, tensor in params.items()}
+        if isinstance(learning_rate, Tensor):
+            return {name: tensor - learning_rate * steps[name] for name, tensor in params.items()}
+        return {name: tensor.sub(steps[name], alpha=learning_rate) for name, tensor in params.items()}
 
     def _direction(self, name: str, param: Tensor, gradient: Tensor) -> Tensor:
         local = self.local
