@@ -73,7 +73,7 @@ def test_plain_steps_are_those_of_pytorch() -> None:
         leaf = point.detach().requires_grad_()
         loss = value(leaf)
         (slope,) = torch.autograd.grad(loss, leaf)
-        ours.append(float(loss))
+        ours.append(float(loss.detach()))
         return loss.detach(), slope
 
     Lbfgs(line_search="none", learning_rate=0.5, history=4, steps_per_iteration=12).search(
