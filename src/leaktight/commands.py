@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,16 +86,16 @@ def print_entries(kind: str, *, as_json: bool) -> None:
 def print_sources(data_root: Path | None, *, as_json: bool) -> None:
     """`leaktight data` without a name: what there is to fetch, and what is here."""
     root = sources.data_root(data_root)
-    reports = {name: sources.verify(name, root) for name in SOURCES}
+    states = {name: "present" if sources.present(name, root) else "missing" for name in SOURCES}
     if as_json:
-        rows = [{"name": name, "state": report.state, "folder": str(report.folder)} for name, report in reports.items()]
+        rows = [
+            {"name": name, "state": state, "folder": str(root / SOURCES[name].folder)} for name, state in states.items()
+        ]
         _print_json({"schema_version": 1, "root": str(root), "sources": rows})
         return
-    Console().print(f"data root: {root}", highlight=False)
-    _print_table(
-        ("name", "state", "description"),
-        [(name, report.state, SOURCES[name].description) for name, report in reports.items()],
-    )
+    Console().print(f"data root: {root}", highlight=False, soft_wrap=True)
+    rows_of_text = [(name, state, SOURCES[name].description) for name, state in states.items()]
+    _print_table(("name", "state", "description"), rows_of_text)
 
 
 def run_fetch(name: str, data_root: Path | None, *, verify_only: bool, force: bool, as_json: bool) -> None:
@@ -153,7 +154,7 @@ def _print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=1))  # noqa: T201
 
 
-def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")

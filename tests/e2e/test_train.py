@@ -223,7 +223,11 @@ def test_data_says_what_is_there_and_what_to_put_where(here: Here, mnist: Path) 
     code, out, _ = here("data", "--json")
     assert code == 0
     states = {entry["name"]: entry["state"] for entry in json.loads(out)["sources"]}
-    assert states["mnist"] == "damaged"
+    assert states["mnist"] == "present"
+    code, _, errors = here("data", "mnist")
+    assert code == 2
+    assert "train-images-idx3-ubyte.gz" in errors
+    assert "--force" in errors
     assert states["cifar10"] == "missing"
     code, _, errors = here("data", "imagenet")
     assert code == 2

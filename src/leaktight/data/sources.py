@@ -87,6 +87,11 @@ def prepare(
     return report
 
 
+def present(name: str, root: Path) -> bool:
+    """Whether anything lies in the source's folder; `verify` says whether it is what was published."""
+    return _has_files(root / _source(name).folder)
+
+
 def verify(name: str, root: Path) -> Report:
     """Compare what lies below `root` with what was published."""
     source = _source(name)
