@@ -50,13 +50,6 @@ class CheckpointError(LeaktightError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 
 
-class MissingExtraError(UsageError):
-    """An optional dependency is not installed."""
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs {package}; install it with: pip install 'leaktight[{extra}]'")
-
-
 def suggestion(name: str, valid: Iterable[str]) -> str:
     """A hint naming the closest valid name, or all of them when none is close.
 

@@ -35,10 +35,6 @@ def cloned(tensors: Params) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def subtract(left: Params, right: Params) -> dict[str, Tensor]:
-    return {name: tensor - right[name] for name, tensor in left.items()}
-
-
 def add(left: Params, right: Params, *, scale: float = 1.0) -> dict[str, Tensor]:
     """left + scale * right; a name that `right` lacks keeps its value."""
     return {name: tensor + scale * right[name] if name in right else tensor for name, tensor in left.items()}
