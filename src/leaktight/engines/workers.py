@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -149,6 +150,7 @@ _worker: dict[str, Work] = {}  # filled once, when a worker process starts; neve
 
 
 def _start_worker(data: bytes, shared: list[Examples]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process handles it
     torch.set_num_threads(1)
     _worker["work"] = _Unpickler(data, shared).load()
     parent = multiprocessing.parent_process()
