@@ -80,7 +80,8 @@ def main() -> None:
                 "bare": partial(bare_round, fed),
                 "one process": partial(engine_round, fed, one),
                 f"{cores} processes": partial(engine_round, fed, many),
-            }
+            },
+            repeats=15,
         )
     bare, single, pooled = seconds.values()
     print(f"{CLIENTS} LeNet clients, {SAMPLES} samples, batch {BATCH}; one thread per process")
