@@ -60,13 +60,14 @@ class Agic(Preset):
             raise ValueError(f"expected later_weight >= 0, got {self.later_weight}")
 
     def matching(self) -> Matching:
-        parts = {"matched": OneBatch(scale="sum")} if self.local == "one_batch" else {}
-        return self.compose(
+        shared = self.shared()
+        return replace(
+            shared,
+            matched=OneBatch(scale="sum") if self.local == "one_batch" else shared.matched,
             objective=LayerCosine(weighting=self.weighting, beta=self.beta, relu_modifier=self.relu_modifier),
             labels=self.labels or Given(),
             priors=((self.total_variation, TotalVariation()),),
             optimizer=Adam(learning_rate=self.learning_rate, slope=self.slope, decay="steps"),
-            **parts,
         )
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:

@@ -7,8 +7,8 @@ about 4, times as large, and a weight of total variation so many times smaller.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from leaktight.attacks.backends import Backend
@@ -17,7 +17,7 @@ from leaktight.attacks.initial import Noise, Patterned, Start
 from leaktight.attacks.labels import Given, Idlg, Joint, Yin
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.lbfgs import Lbfgs
-from leaktight.attacks.matched import OneBatch, Simulation
+from leaktight.attacks.matched import Matched, OneBatch, Simulation
 from leaktight.attacks.matching import Matching
 from leaktight.attacks.objectives import Cosine, SquaredError, Sum
 from leaktight.attacks.priors import BatchNormStatistics, L2Norm, TotalVariation
@@ -27,7 +27,7 @@ from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation, Reconstruction
 
 Local = Literal["simulate", "one_batch"]
-_MATCHED = {"simulate": Simulation(), "one_batch": OneBatch()}
+_MATCHED: Mapping[str, Matched] = {"simulate": Simulation(), "one_batch": OneBatch()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +62,18 @@ class Preset(ABC):
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         return self.matching().reconstruct(seen, rng=rng, progress=progress)
 
-    def compose(self, **parts: object) -> Matching:
-        """A composition with the shared settings filled in."""
-        shared = {
-            "iterations": self.iterations,
-            "restarts": self.restarts,
-            "matched": _MATCHED[self.local],
-            "backend": self.backend,
-            "precision": self.precision,
-            "onednn": self.onednn,
-            "patience": self.patience,
-            "progress_every": self.progress_every,
-        }
-        return Matching(**{**shared, **parts})  # type: ignore[arg-type]
+    def shared(self) -> Matching:
+        """A composition with the shared settings, for the attack to complete."""
+        return Matching(
+            iterations=self.iterations,
+            restarts=self.restarts,
+            matched=_MATCHED[self.local],
+            backend=self.backend,
+            precision=self.precision,
+            onednn=self.onednn,
+            patience=self.patience,
+            progress_every=self.progress_every,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,8 @@ class Dlg(Preset):
     box: bool = False
 
     def matching(self) -> Matching:
-        return self.compose(
+        return replace(
+            self.shared(),
             objective=SquaredError(),
             labels=self.labels or self.own_labels(),
             start=self.first_images(),
@@ -145,7 +145,8 @@ class CsDlg(Preset):
     precision: Literal["float32", "float64"] = "float64"
 
     def matching(self) -> Matching:
-        return self.compose(
+        return replace(
+            self.shared(),
             objective=Cosine(),
             labels=self.labels or Given(),
             start=Noise(distribution="uniform"),
@@ -166,7 +167,8 @@ class InvertingGradients(Preset):
     total_variation: float = 4e-4
 
     def matching(self) -> Matching:
-        return self.compose(
+        return replace(
+            self.shared(),
             objective=Cosine(),
             labels=self.labels or Given(),
             priors=((self.total_variation, TotalVariation()),),
@@ -194,7 +196,8 @@ class GradInversion(Preset):
 
     def matching(self) -> Matching:
         statistics = ((self.batch_norm, BatchNormStatistics()),) if self.batch_norm else ()
-        return self.compose(
+        return replace(
+            self.shared(),
             objective=Sum(terms=((self.distance / 2, SquaredError()),)),
             labels=self.labels or Yin(),
             priors=((self.total_variation, TotalVariation()), (self.l2, L2Norm()), *statistics),
@@ -211,7 +214,8 @@ class PriorOnly(Preset):
     learning_rate: float = 0.025
 
     def matching(self) -> Matching:
-        return self.compose(
+        return replace(
+            self.shared(),
             objective=None,
             labels=self.labels or Idlg(),
             priors=((1.0, TotalVariation()),),

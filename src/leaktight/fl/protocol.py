@@ -27,6 +27,8 @@ from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.aggregators import weighted_mean
 from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
 
+_SHOWN_FAILURES = 2
+
 T = TypeVar("T")
 Exchange: TypeAlias = Generator[Mapping[str, Request], Mapping[str, Reply], T]
 
@@ -165,9 +167,10 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
     trained, failures = _accept(replies, drawn, broadcast, server.aggregator.update_kind)
     needed = server.plan.min_clients or len(drawn)
     if len(trained) < needed:
-        reasons = "; ".join(f"{client}: {reason}" for client, reason in failures.items())
+        first = "; ".join(f"{client}: {reason}" for client, reason in list(failures.items())[:_SHOWN_FAILURES])
+        rest = f"; and {len(failures) - _SHOWN_FAILURES} more" if len(failures) > _SHOWN_FAILURES else ""
         raise RoundFailedError(
-            f"round {state.round + 1}: expected {needed} updates, got {len(trained)} of {len(drawn)} ({reasons})"
+            f"round {state.round + 1}: expected {needed} updates, got {len(trained)} of {len(drawn)} ({first}{rest})"
         )
     updates = {client: reply.update for client, reply in trained.items()}
     change, memory = yield from _converse(server.aggregator.aggregate(updates, state.aggregator), "aggregator")
