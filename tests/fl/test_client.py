@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -166,3 +167,17 @@ def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
     reply, state = make_client(model, examples).handle(request(model), None)
     assert isinstance(reply, Trained)
     assert set(state) == {"defense", "params", "buffers"}
+
+
+@dataclass(frozen=True)
+class Slow(Defense):
+    """Takes its time at the end of a round."""
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        time.sleep(0.05)
+        return update, state
+
+
+def test_the_time_of_every_hook_counts_as_the_defenses(model: nn.Module, examples: Examples) -> None:
+    done = make_client(model, examples, Slow()).train_round(request(model), None)
+    assert done.trained.report["seconds"] > done.trained.report["defense_seconds"] >= 0.05

@@ -23,7 +23,7 @@ from leaktight.attacks.initial import Noise, Start
 from leaktight.attacks.labels import Idlg, Joint
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.lbfgs import Lbfgs
-from leaktight.attacks.matched import Matched, Simulation, View
+from leaktight.attacks.matched import Matched, Simulation, View, taken
 from leaktight.attacks.objectives import Cosine, Objective
 from leaktight.attacks.priors import BatchNormStatistics, GroupConsistency, ImagePrior
 from leaktight.core.errors import UsageError
@@ -164,8 +164,8 @@ class _Run:
         terms = [weight * self._penalty(prior, images, fixed) for weight, prior in self.attack.priors]
         if self.attack.objective is not None:
             for (weight, view, places), tensors in zip(self.problem.views, fixed["views"], strict=True):
-                chosen = list(places)
-                guess = view.guess(images[chosen], labels[chosen], tensors["params"], tensors["buffers"])
+                examples = taken(images, places), taken(labels, places)
+                guess = view.guess(*examples, tensors["params"], tensors["buffers"])
                 terms.append(weight * self.attack.objective.loss(guess, tensors["prepared"]))
         if "consensus" in fixed:
             terms.append(fixed["pull"] * GroupConsistency().penalty(images, fixed["consensus"]))

@@ -18,7 +18,7 @@ from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
-from leaktight.fl.local import Trainer, local_update, plan_batches
+from leaktight.fl.local import Trainer, local_update, plan_batches, timed
 from leaktight.models.surgery import mode_of
 
 
@@ -165,7 +165,10 @@ class Client:
         meter = Meter()
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=rng.child("batches"))
         plan = RoundPlan(request.broadcast.round, (request.learning_rate,) * len(steps))
-        plan, memory = trainer.defense.on_round(plan, state["defense"], rng=rng.child("defense", "round"), report=meter)
+        with timed(meter):
+            plan, memory = trainer.defense.on_round(
+                plan, state["defense"], rng=rng.child("defense", "round"), report=meter
+            )
         with global_seed(rng.child("model")):
             result = local_update(
                 trainer,
@@ -186,9 +189,10 @@ class Client:
             buffers=result.buffers,
             metrics={"loss": float(result.losses.mean())},
         )
-        update, memory = trainer.defense.on_update(
-            update, result.state, rng=rng.child("defense", "update"), report=meter
-        )
+        with timed(meter):
+            update, memory = trainer.defense.on_update(
+                update, result.state, rng=rng.child("defense", "update"), report=meter
+            )
         self._check(update)
         report = {**meter.figures(), "seconds": time.perf_counter() - start, "steps": float(len(steps))}
         return ClientRound(

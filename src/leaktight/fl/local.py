@@ -93,7 +93,7 @@ def local_update(
     with mode_of(trainer.model, trainer.mode):
         for index, (batch, learning_rate) in enumerate(zip(batches, learning_rates, strict=True)):
             step_rng = rng.child("step", index)
-            with _timed(report):
+            with timed(report):
                 batch, state = trainer.defense.on_batch(batch, state, rng=step_rng.child("batch"), report=report)
             loss, gradient = loss_and_gradient(trainer, current, statistics, batch, loss_scale, create_graph)
             step = Step(
@@ -107,7 +107,7 @@ def local_update(
                 learning_rate=learning_rate,
                 per_example=partial(per_example_gradients, trainer, current, statistics, batch, loss_scale),
             )
-            with _timed(report):
+            with timed(report):
                 gradient, state = trainer.defense.on_gradient(
                     step, state, rng=step_rng.child("gradient"), report=report
                 )
@@ -182,7 +182,8 @@ def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[
 
 
 @contextmanager
-def _timed(report: Report) -> Iterator[None]:
+def timed(report: Report) -> Iterator[None]:
+    """Count what runs inside as time that the defense takes."""
     start = time.perf_counter()
     yield
     report("defense_seconds", time.perf_counter() - start)
