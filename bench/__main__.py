@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from bench import attacks, engine
+from bench import attacks, defenses, engine
 
-BENCHMARKS: Mapping[str, Callable[[], None]] = {"engine": engine.main, "attacks": attacks.main}
+BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
+    "engine": lambda plots: engine.main(),
+    "attacks": attacks.main,
+    "defenses": lambda plots: defenses.main(),
+}
 
 if __name__ == "__main__":
-    names = sys.argv[1:] or list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS]
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where to put pictures; only attacks has some")
+    chosen = parser.parse_args()
+    unknown = [name for name in chosen.names if name not in BENCHMARKS]
     if unknown:
-        sys.exit(f"unknown benchmark {unknown[0]!r}; choose from: {', '.join(BENCHMARKS)}")
-    for name in names:
+        parser.error(f"unknown benchmark {unknown[0]!r}; choose from: {', '.join(BENCHMARKS)}")
+    for name in chosen.names or BENCHMARKS:
         print(f"== {name}")
-        BENCHMARKS[name]()
+        BENCHMARKS[name](chosen.plots)

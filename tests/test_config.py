@@ -4,12 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from leaktight.attacks.labels import Geng, Yin
+from leaktight.attacks.presets import CsDlg, Dlg, InvertingGradients
 from leaktight.config import SCENARIO, kind_of, load_config
 from leaktight.core.errors import ConfigError
+from leaktight.core.protocols import Defense
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import Cosine
-from leaktight.data.embedded import Digits
+from leaktight.data.embedded import Digits, Faces
+from leaktight.data.joined import Joined
 from leaktight.data.partition import Dirichlet, Shards
+from leaktight.defenses.ada_lrp import AdaLrp
+from leaktight.defenses.lrp import Lrp
+from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg, ServerAdam
 
 
@@ -43,6 +50,72 @@ def test_the_resolved_config_gives_itself_again(tmp_path: Path) -> None:
     assert config.local.schedule == Cosine(final=0.1)
     assert config.aggregator == ServerAdam(learning_rate=0.02)
     assert config.threat.knows == {Knowledge.LABELS, Knowledge.DEFENSE}
+
+
+SPREAD = "[[defense]]\nkind = 'lrp'\nspread = 0.5\n[[defense]]\nkind = 'ada_lrp'"
+
+
+def test_several_defenses_are_alternatives_and_for_training_a_stack(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, SPREAD))
+    assert config.defenses == (Lrp(spread=0.5), AdaLrp())
+    assert config.defense == Stack(parts=config.defenses)
+    assert load_config(write(tmp_path, config.to_toml())) == config
+
+
+def test_a_stack_may_be_written_as_one_defense(tmp_path: Path) -> None:
+    text = "[defense]\nkind = 'stack'\nparts = ['lrp', {kind = 'stack', parts = [{kind = 'ada_lrp', zeta = 0.1}]}]"
+    config = load_config(write(tmp_path, text))
+    assert config.defense == Stack(parts=(Lrp(), Stack(parts=(AdaLrp(zeta=0.1),))))
+    assert config.defenses == (config.defense,)
+    assert load_config(write(tmp_path, config.to_toml())) == config
+
+
+def test_without_a_defense_there_is_the_identity(tmp_path: Path) -> None:
+    assert load_config().defenses == (Defense(),)
+    assert load_config().defense == Defense()
+    assert load_config().attacks == ()
+
+
+def test_defenses_by_name_take_the_place_of_those_of_the_file_and_keep_their_settings(tmp_path: Path) -> None:
+    path = write(tmp_path, SPREAD)
+    assert load_config(path, defenses=["lrp"]).defense == Lrp(spread=0.5)
+    assert load_config(path, defenses=["ada_lrp", "lrp"]).defenses == (AdaLrp(), Lrp(spread=0.5))
+    assert load_config(path, defenses=["none"]).defense == Defense()
+    assert load_config(None, ["defense.spread=0.1"], defenses=["lrp"]).defense == Lrp(spread=0.1)
+
+
+def test_an_entry_of_a_list_is_overridden_by_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path, SPREAD)
+    assert load_config(path, ["defense.1.zeta=0.5"]).defenses == (Lrp(spread=0.5), AdaLrp(zeta=0.5))
+    assert load_config(path, ["defense.0.kind=none"]).defenses == (Defense(), AdaLrp())
+    with pytest.raises(ConfigError, match=r"\[defense\] needs kind"):
+        load_config(path, ["defense.2.zeta=0.5"])
+
+
+def test_parts_are_what_their_owner_says_they_are(tmp_path: Path) -> None:
+    text = "[data]\nkind = 'joined'\nparts = ['digits', {kind = 'faces', size = 32}]\nshared_labels = false\n"
+    config = load_config(write(tmp_path, text + "[defense]\nkind = 'stack'\nparts = ['lrp']"))
+    assert config.data == Joined(parts=(Digits(), Faces(size=32)), shared_labels=False)
+    assert config.defense == Stack(parts=(Lrp(),))
+    assert load_config(write(tmp_path, config.to_toml())) == config
+
+
+def test_attacks_are_composed_in_the_config(tmp_path: Path) -> None:
+    text = """
+    [[attack]]
+    kind = "inverting_gradients"
+    iterations = 40
+    labels = {kind = "geng"}
+    [[attack]]
+    kind = "csdlg"
+    labels = "yin"
+    """
+    config = load_config(write(tmp_path, text))
+    assert config.attacks == (InvertingGradients(iterations=40, labels=Geng()), CsDlg(labels=Yin()))
+    assert load_config(write(tmp_path, config.to_toml())) == config
+    single = load_config(write(tmp_path, "[attack]\nkind = 'dlg'"))
+    assert single.attacks == (Dlg(),)
+    assert load_config(write(tmp_path, single.to_toml())) == single
 
 
 def test_a_users_model_survives_the_round_trip(tmp_path: Path) -> None:
@@ -83,6 +156,20 @@ def test_another_kind_starts_from_its_own_defaults() -> None:
         ("[data]\nkind = 'arrays'", r"\[data\] needs path"),
         ("[federation]\naggregater = 'fedavg'", r"unknown key 'aggregater'; did you mean 'aggregator'\?"),
         ("data = 3", r"expected a table \[data\], got 3"),
+        ("defense = 3", r"expected a table \[defense\] with a kind, got 3"),
+        ("defense = []", r"expected at least one table \[\[defense\]\], got an empty list"),
+        ("[[defense]]\nkind = 'lrp'\n[[defense]]\nspread = 0.5", r"\[defense\] needs kind"),
+        ("[[defense]]\nkind = 'lpr'", r"\[defense\] unknown kind 'lpr'; did you mean 'lrp'\?"),
+        ("[defense]\nkind = 'lrp'\nspread = 2.0", r"\[defense\] expected spread in \[0, 1\], got 2.0"),
+        ("[defense]\nkind = 'stack'\nparts = ['digits']", r"\[defense.parts\] unknown kind 'digits'"),
+        ("[defense]\nkind = 'stack'\nparts = []", r"\[defense\] expected at least one defense in parts, got none"),
+        ("[defense]\nkind = 'stack'\nparts = 'lrp'", r"defense.parts: expected a list of tables, got 'lrp'"),
+        ("[defense]\nkind = 'stack'", r"\[defense\] needs parts"),
+        ("[attack]\nkind = 'dgl'", r"\[attack\] unknown kind 'dgl'; did you mean 'dlg'\?"),
+        ("[attack]\nkind = 'dlg'\nlabels = 'yn'", r"\[attack.labels\] unknown kind 'yn'; did you mean 'yin'\?"),
+        ("[attack]\nkind = 'dlg'\nlabels = ['yin']", r"expected a table \[attack.labels\] with a kind, got \['yin'\]"),
+        ("[attack]\nkind = 'dlg'\niterations = 0", r"\[attack\] expected iterations"),
+        ("[local]\nschedule = 3", r"expected a table \[local.schedule\] with a kind, got 3"),
     ],
 )
 def test_bad_configs_are_named_with_file_table_and_key(tmp_path: Path, text: str, message: str) -> None:

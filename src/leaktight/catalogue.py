@@ -5,7 +5,7 @@ To add a method, write its file and add one line here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from leaktight.attacks.agic import Agic
@@ -24,6 +24,22 @@ from leaktight.data.idx import Emnist, FashionMnist, Mnist
 from leaktight.data.joined import Joined
 from leaktight.data.partition import BySource, Dirichlet, Iid, LrpShards, OneClass, Pooled, Scheme, Shards
 from leaktight.data.words import Icdar, Iiit5k, Svt, Synth90k, SynthText
+from leaktight.defenses.ada_lrp import AdaLrp
+from leaktight.defenses.adadefense import AdaDefense
+from leaktight.defenses.client_dp import ClientDp
+from leaktight.defenses.clipping import Clipping
+from leaktight.defenses.compression import GradientCompression
+from leaktight.defenses.dp_sgd import DpSgd
+from leaktight.defenses.fed_cdp import FedCdp
+from leaktight.defenses.fedkl import FedKl
+from leaktight.defenses.graddefense import GradDefense
+from leaktight.defenses.lrp import Lrp
+from leaktight.defenses.minmax import MinMaxSampling
+from leaktight.defenses.noise import AdditiveNoise
+from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.precode import Precode
+from leaktight.defenses.soteria import Soteria
+from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam, ServerMomentum
 from leaktight.metrics import METRICS
 from leaktight.models import MODELS
@@ -94,7 +110,28 @@ LABELS: Mapping[str, type[LabelStrategy]] = {
     "geng": Geng,
 }
 
-DEFENSES: Mapping[str, type[Defense]] = {"none": Defense}
+DEFENSES: Mapping[str, type[Defense]] = {
+    "none": Defense,
+    "noise": AdditiveNoise,
+    "clipping": Clipping,
+    "compression": GradientCompression,
+    "minmax": MinMaxSampling,
+    "soteria": Soteria,
+    "graddefense": GradDefense,
+    "outpost": Outpost,
+    "dp_sgd": DpSgd,
+    "fed_cdp": FedCdp,
+    "client_dp": ClientDp,
+    "adadefense": AdaDefense,
+    "stack": Stack,
+    "lrp": Lrp,
+    "ada_lrp": AdaLrp,
+    "fedkl": FedKl,
+    "precode": Precode,
+}
+
+ADAPTIVE: Mapping[type[Defense], Callable[[Attack, Defense], Attack | None]] = {}
+"""The attacker who knows a defense: makes of an attack the one that expects this defense; None where it cannot."""
 
 CATALOGUE: Mapping[str, Mapping[str, Any]] = {
     "datasets": DATASETS,

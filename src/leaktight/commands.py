@@ -18,7 +18,7 @@ from leaktight.core.errors import DataError, UsageError, suggestion
 from leaktight.data import sources
 from leaktight.data.holdings import plot_summary, text_summary
 from leaktight.data.published import SOURCES
-from leaktight.display import TrainingDisplay, human_bytes, rounds_table
+from leaktight.display import TrainingDisplay, defense_line, human_bytes, rounds_table
 from leaktight.engines.training import train
 from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
 from leaktight.report.curves import plot_learning_curve
@@ -31,7 +31,7 @@ def run_training(
     config_path: Path | None,
     overrides: list[str],
     *,
-    defense: str | None,
+    defenses: Sequence[str],
     pooled: bool,
     out: Path | None,
     resume: bool,
@@ -41,7 +41,7 @@ def run_training(
     as_json: bool,
 ) -> None:
     """`leaktight train`."""
-    config = _config(config_path, overrides, defense, data_root)
+    config = _config(config_path, overrides, defenses, data_root)
     if pooled:
         config = centralised(config)
     errors = Console(stderr=True)
@@ -50,7 +50,7 @@ def run_training(
     errors.print(text_summary(dataset, partition), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return
-    path = _run_path("train", config, out, resume)
+    path = run_path("train", config, out, resume)
     per_round = config.plan.per_round or len(federation.shares)
     with open_run(path, config.to_toml(), resume=resume) as folder:
         plot_summary(dataset, partition, folder.path / "holdings.png")
@@ -78,7 +78,7 @@ def print_entries(kind: str, *, as_json: bool) -> None:
     entries = {name: describe(entry) for name, entry in CATALOGUE[kind].items()}
     if as_json:
         rows = [{"name": name, "description": text} for name, text in entries.items()]
-        _print_json({"schema_version": 1, "kind": kind, "entries": rows})
+        print_json({"schema_version": 1, "kind": kind, "entries": rows})
         return
     _print_table(("name", "description"), list(entries.items()))
 
@@ -91,7 +91,7 @@ def print_sources(data_root: Path | None, *, as_json: bool) -> None:
         rows = [
             {"name": name, "state": state, "folder": str(root / SOURCES[name].folder)} for name, state in states.items()
         ]
-        _print_json({"schema_version": 1, "root": str(root), "sources": rows})
+        print_json({"schema_version": 1, "root": str(root), "sources": rows})
         return
     Console().print(f"data root: {root}", highlight=False, soft_wrap=True)
     rows_of_text = [(name, state, SOURCES[name].description) for name, state in states.items()]
@@ -107,7 +107,7 @@ def run_fetch(name: str, data_root: Path | None, *, verify_only: bool, force: bo
         with _download_progress() as progress:
             report = sources.prepare(name, root, force=force, progress=_tell(progress))
     if as_json:
-        _print_json(
+        print_json(
             {
                 "schema_version": 1,
                 "name": name,
@@ -122,13 +122,13 @@ def run_fetch(name: str, data_root: Path | None, *, verify_only: bool, force: bo
         raise DataError(report.message)
 
 
-def _config(path: Path | None, overrides: list[str], defense: str | None, data_root: Path | None) -> Config:
-    chosen = [*overrides, f'defense.kind="{defense}"'] if defense else overrides
-    config = load_config(path, chosen)
+def _config(path: Path | None, overrides: list[str], defenses: Sequence[str], data_root: Path | None) -> Config:
+    config = load_config(path, overrides, defenses=defenses)
     return config if data_root is None else replace(config, data_root=data_root)
 
 
-def _run_path(command: str, config: Config, out: Path | None, resume: bool) -> Path:
+def run_path(command: str, config: Config, out: Path | None, resume: bool) -> Path:
+    """Where a run's results go: where the user says, else the newest run to resume, else a new folder."""
     if out is not None:
         return out
     return latest_folder(RUNS, command, config.to_toml()) if resume else next_folder(RUNS, command)
@@ -136,7 +136,7 @@ def _run_path(command: str, config: Config, out: Path | None, resume: bool) -> P
 
 def _print_training(summary: dict[str, Any], folder: RunFolder, *, as_json: bool) -> None:
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     console = Console()
     console.print(rounds_table(summary["rounds"][-5:]))
@@ -147,10 +147,12 @@ def _print_training(summary: dict[str, Any], folder: RunFolder, *, as_json: bool
         highlight=False,
         soft_wrap=True,
     )
+    if summary["defense"]["kind"] != "none":
+        console.print(defense_line(summary["defense"]), highlight=False, soft_wrap=True)
     console.print(f"results: {folder.summary}   curve: {folder.path / 'curve.png'}", highlight=False, soft_wrap=True)
 
 
-def _print_json(document: dict[str, Any]) -> None:
+def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=1))  # noqa: T201
 
 

@@ -2,6 +2,8 @@
 
 An unknown key is an error that names the file, the table, the key and the nearest valid key. What a config leaves out
 comes from the built-in scenario. A table with another `kind` than the scenario's starts from that kind's own defaults.
+`[defense]` and `[attack]` may also be lists of tables; a setting whose type is a family of the catalogue (`schedule`,
+`parts`, `labels`) is a table with a `kind`, or a list of them.
 """
 
 from __future__ import annotations
@@ -9,25 +11,37 @@ from __future__ import annotations
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pydantic
 import tomli_w
 
-from leaktight.catalogue import AGGREGATORS, CATALOGUE, DATASETS, DEFENSES, PARTITIONS, SCHEDULES
+from leaktight.audit.settings import AuditSettings
+from leaktight.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, PARTITIONS
 from leaktight.core.errors import ConfigError, suggestion
-from leaktight.core.protocols import Aggregator, Defense
+from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.threat import ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
+from leaktight.defenses.stack import Stack
 from leaktight.fl.protocol import FederationPlan
 from leaktight.models import MODELS
 from leaktight.models.source import ModelSource
 from leaktight.models.user import UserModel
+from leaktight.tables import as_list, build, checked, choose, choose_all, kind_of, one_or_all, plain, settings_of
+
+__all__ = [
+    "SCENARIO",
+    "Config",
+    "ModelChoice",
+    "kind_of",
+    "load_config",
+    "model_source",
+    "overridden",
+    "settings_of",
+]
 
 SCENARIO = """
 seed = 0
@@ -51,7 +65,8 @@ per_round = 10
 """
 """What runs without a config: everything is embedded, nothing is downloaded."""
 
-_NESTED: Mapping[str, Mapping[str, Any]] = {"schedule": SCHEDULES, "aggregator": AGGREGATORS, "parts": DATASETS}
+_LISTS = ("defense", "attack")
+"""The tables of which there may be several."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,12 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved configuration of a run."""
+    """The resolved configuration of a run.
+
+    defenses: as they were named, at least one. Training puts several on top of each other, in that order; a comparison
+    takes them one by one. attacks: those to run, if any are named. audit: None where the config does not speak of it.
+    attacked: the local training behind attacked updates, where it is not `local`; `[audit.local]` in a config.
+    """
 
     seed: int
     data: DatasetSource
@@ -75,33 +95,67 @@ class Config:
     local: LocalTraining
     plan: FederationPlan
     aggregator: Aggregator
-    defense: Defense
+    defenses: tuple[Defense, ...]
     threat: ThreatModel
+    attacks: tuple[Attack, ...] = ()
+    audit: AuditSettings | None = None
+    attacked: LocalTraining | None = None
+
+    @property
+    def defense(self) -> Defense:
+        """The one defense of a training run: the only one named, or all of them stacked in order."""
+        return self.defenses[0] if len(self.defenses) == 1 else Stack(parts=self.defenses)
 
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML that gives this configuration again."""
         tables = {
             "seed": self.seed,
-            "data": {**_plain(self.data), **({"root": str(self.data_root)} if self.data_root else {})},
-            "partition": _plain(self.partition),
-            "model": {**_plain(self.model.source), "init": self.model.init, "mode": self.model.mode},
-            "local": _plain(self.local),
-            "federation": {**_plain(self.plan), "aggregator": _plain(self.aggregator)},
-            "defense": _plain(self.defense),
-            "threat": _plain(self.threat),
+            "data": {**plain(self.data), **({"root": str(self.data_root)} if self.data_root else {})},
+            "partition": plain(self.partition),
+            "model": {**plain(self.model.source), "init": self.model.init, "mode": self.model.mode},
+            "local": plain(self.local),
+            "federation": {**plain(self.plan), "aggregator": plain(self.aggregator)},
+            "defense": one_or_all(self.defenses),
+            "threat": plain(self.threat),
+            **({"attack": one_or_all(self.attacks)} if self.attacks else {}),
+            **({"audit": self._audit()} if self.audit or self.attacked else {}),
         }
         return tomli_w.dumps(tables)
 
+    def _audit(self) -> dict[str, Any]:
+        local = {"local": plain(self.attacked)} if self.attacked else {}
+        return {**plain(self.audit or AuditSettings()), **local}
 
-def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Read a config (or the built-in scenario), apply `table.key=value` overrides, and validate everything."""
+
+def load_config(
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    defenses: Sequence[str] = (),
+    attacks: Sequence[str] = (),
+    scenario: str = "",
+) -> Config:
+    """Read a config (or the built-in scenario), apply `table.key=value` overrides, and validate everything.
+
+    defenses, attacks: kinds that take the place of the config's; one that the config holds keeps its settings.
+    scenario: TOML that is laid over the built-in scenario where no config is named.
+    """
     where = str(path) if path else "built-in scenario"
-    tables = tomllib.loads(SCENARIO)
-    if path is not None:
-        tables = _merged(tables, _read(path))
+    tables = _merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
+    return _resolve(overridden(tables, overrides, {"defense": defenses, "attack": attacks}), where)
+
+
+def overridden(
+    tables: Mapping[str, Any], overrides: Sequence[str], named: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Tables with the kinds that a command named instead of theirs, by table, and then with `table.key=value`."""
+    result = dict(tables)
+    for table, kinds in named.items():
+        if kinds:
+            result[table] = _named(kinds, as_list(tables.get(table, [])))
     for override in overrides:
-        tables = _merged(tables, _parse_override(override))
-    return _resolve(tables, where)
+        result = _merged(result, _parse_override(override))
+    return result
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -120,9 +174,19 @@ def _merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
         before = base.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value):
             result[key] = _merged(before, value)
+        elif isinstance(value, Mapping) and isinstance(before, list) and all(place.isdigit() for place in value):
+            numbered = {str(place): item for place, item in enumerate(before)}
+            result[key] = list(_merged(numbered, value).values())
         else:
             result[key] = value
     return result
+
+
+def _named(kinds: Sequence[str], tables: Sequence[Any]) -> Any:
+    """A table for each kind: the first that there is of it, or one with the kind alone. A single one is no list."""
+    found = {table["kind"]: table for table in reversed(tables) if isinstance(table, Mapping) and "kind" in table}
+    chosen = [found.get(kind, {"kind": kind}) for kind in kinds]
+    return chosen[0] if len(chosen) == 1 else chosen
 
 
 def _same_kind(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
@@ -144,111 +208,47 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def _resolve(tables: dict[str, Any], where: str) -> Config:
-    known = {"seed", "data", "partition", "model", "local", "federation", "defense", "threat"}
+    known = {"seed", "data", "partition", "model", "local", "federation", "threat", "audit", *_LISTS}
     for name in tables:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
-        if name != "seed" and not isinstance(tables[name], Mapping):
+        if name not in ("seed", *_LISTS) and not isinstance(tables[name], Mapping):
             raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
-    data, model, federation = ({**tables[name]} for name in ("data", "model", "federation"))
+    data, model, federation, audit = ({**tables.get(name, {})} for name in ("data", "model", "federation", "audit"))
+    attacked = audit.pop("local", None)
     root = data.pop("root", None)
     choice = {key: model.pop(key) for key in ("init", "mode") if key in model}
     aggregator = federation.pop("aggregator", "fedavg")
-    source = _model_source(model, where)
+    source = model_source(model, where)
     return Config(
-        seed=_checked(int, tables["seed"], where, "seed"),
-        data=_choose(DATASETS, data, where, "data", also=("root",)),
-        data_root=None if root is None else Path(_checked(str, root, where, "data.root")),
-        partition=_choose(PARTITIONS, tables["partition"], where, "partition"),
-        model=_build(ModelChoice, {"source": source, **choice}, where, "model"),
-        local=_build(LocalTraining, tables["local"], where, "local"),
-        plan=_build(FederationPlan, federation, where, "federation", also=("aggregator",)),
-        aggregator=_choose(AGGREGATORS, aggregator, where, "federation.aggregator"),
-        defense=_choose(DEFENSES, tables.get("defense", "none"), where, "defense"),
-        threat=_build(ThreatModel, tables.get("threat", {}), where, "threat"),
+        seed=checked(int, tables["seed"], where, "seed"),
+        data=choose(DATASETS, data, where, "data", also=("root",)),
+        data_root=None if root is None else Path(checked(str, root, where, "data.root")),
+        partition=choose(PARTITIONS, tables["partition"], where, "partition"),
+        model=build(ModelChoice, {"source": source, **choice}, where, "model"),
+        local=build(LocalTraining, tables["local"], where, "local"),
+        plan=build(FederationPlan, federation, where, "federation", also=("aggregator",)),
+        aggregator=choose(AGGREGATORS, aggregator, where, "federation.aggregator"),
+        defenses=choose_all(DEFENSES, tables.get("defense", "none"), where, "defense"),
+        threat=build(ThreatModel, tables.get("threat", {}), where, "threat"),
+        attacks=choose_all(ATTACKS, tables["attack"], where, "attack") if "attack" in tables else (),
+        audit=build(AuditSettings, audit, where, "audit", also=("local",)) if "audit" in tables else None,
+        attacked=None if attacked is None else _attacked(tables["local"], attacked, where),
     )
 
 
-def _model_source(table: dict[str, Any], where: str) -> ModelSource:
+def _attacked(local: Mapping[str, Any], changes: Any, where: str) -> LocalTraining:
+    """`[local]` with the changes of `[audit.local]`."""
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"{where}: expected a table [audit.local], got {changes!r}")
+    settings: LocalTraining = build(LocalTraining, {**local, **changes}, where, "audit.local")
+    return settings
+
+
+def model_source(table: Mapping[str, Any], where: str) -> ModelSource:
+    """The network of a [model] table: of the catalogue, or the user's own by `module:function`."""
     kind = table.get("kind")
     if isinstance(kind, str) and ":" in kind:
         rest = {key: value for key, value in table.items() if key != "kind"}
-        return typing.cast("ModelSource", _build(UserModel, {"target": kind, **rest}, where, "model"))
-    return typing.cast("ModelSource", _choose(MODELS, table, where, "model", also=("init", "mode")))
-
-
-def _choose(choices: Mapping[str, Any], value: Any, where: str, table: str, also: Sequence[str] = ()) -> Any:
-    """An instance of the class that `kind` names; a bare string is a kind with its defaults."""
-    settings = {"kind": value} if isinstance(value, str) else dict(value)
-    kind = settings.pop("kind", None)
-    if not isinstance(kind, str):
-        raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', choices)}")
-    if kind not in choices:
-        raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, choices)}")
-    return _build(choices[kind], settings, where, table, also=("kind", *also))
-
-
-def _build(cls: type, settings: Mapping[str, Any], where: str, table: str, also: Sequence[str] = ()) -> Any:
-    """An instance of a settings class from a table, every key known and every value of its type."""
-    hints = typing.get_type_hints(cls)
-    names = {field.name for field in fields(cls)}
-    for key in settings:
-        if key not in names:
-            raise ConfigError(f"{where}: [{table}] unknown key {key!r}; {suggestion(key, {*names, *also})}")
-    values = {key: _value(hints[key], key, value, where, table) for key, value in settings.items()}
-    missing = [
-        field.name
-        for field in fields(cls)
-        if field.name not in values and field.default is MISSING and field.default_factory is MISSING
-    ]
-    if missing:
-        raise ConfigError(f"{where}: [{table}] needs {', '.join(missing)}")
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise ConfigError(f"{where}: [{table}] {error}") from error
-
-
-def _value(hint: Any, key: str, value: Any, where: str, table: str) -> Any:
-    if is_dataclass(value):
-        return value
-    if key in _NESTED and isinstance(value, list):
-        return tuple(_choose(_NESTED[key], item, where, f"{table}.{key}") for item in value)
-    if key in _NESTED:
-        return _choose(_NESTED[key], value, where, f"{table}.{key}")
-    return _checked(hint, value, where, f"{table}.{key}")
-
-
-def _checked(hint: Any, value: Any, where: str, name: str) -> Any:
-    try:
-        return pydantic.TypeAdapter(hint).validate_python(value)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{where}: {name}: {first['msg'].lower()}, got {value!r}") from error
-
-
-def kind_of(value: Any) -> str | None:
-    """The catalogue key of an instance."""
-    for entries in CATALOGUE.values():
-        for kind, cls in entries.items():
-            if cls is type(value):
-                return kind
-    return None
-
-
-def _plain(value: Any) -> Any:
-    """Settings as TOML can say them; None is left out."""
-    if isinstance(value, UserModel):
-        return {"kind": value.target}
-    if is_dataclass(value):
-        kind = kind_of(value)
-        items = {field.name: getattr(value, field.name) for field in fields(value)}
-        plain = {name: _plain(item) for name, item in items.items() if item is not None}
-        return {"kind": kind, **plain} if kind else plain
-    if isinstance(value, frozenset):
-        return sorted(_plain(item) for item in value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
+        return typing.cast("ModelSource", build(UserModel, {"target": kind, **rest}, where, "model"))
+    return typing.cast("ModelSource", choose(MODELS, table, where, "model", also=("init", "mode")))

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-COLUMNS = ("round", "accuracy", "loss", "train loss", "seconds", "up", "down", "clients")
+COLUMNS = ("round", "accuracy", "loss", "train loss", "seconds", "defense", "up", "down", "clients")
 _SHOWN_ROWS = 12
 
 
@@ -27,7 +27,7 @@ def human_bytes(number: float) -> str:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A round as text, in the order of `COLUMNS`."""
+    """A round as text, in the order of `COLUMNS`; the column of the defense is its share of the clients' time."""
     failed = f" ({len(row['failures'])} failed)" if row["failures"] else ""
     return (
         str(row["round"]),
@@ -35,6 +35,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         "-" if row["loss"] is None else f"{row['loss']:.4f}",
         "-" if row["train_loss"] is None else f"{row['train_loss']:.4f}",
         f"{row['seconds']:.2f}",
+        f"{100 * row['client']['defense_seconds'] / row['client']['seconds']:.1f} %",
         human_bytes(row["bytes_up"]),
         human_bytes(row["bytes_down"]),
         f"{row['clients']}{failed}",
@@ -48,6 +49,19 @@ def rounds_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(*cells(row))
     return table
+
+
+def defense_line(figures: dict[str, Any]) -> str:
+    """What a defense cost and what it says about itself, from the summary's part about it.
+
+    >>> defense_line({"kind": "noise", "share_of_time": 0.021, "seconds_per_step": 3e-5, "noise_std": 0.1})
+    'defense noise: 2.1 % of local training time, 0.03 ms a step; noise_std 0.1'
+    """
+    own = dict(figures)
+    kind, share, step = (own.pop(name) for name in ("kind", "share_of_time", "seconds_per_step"))
+    said = "; ".join(f"{name} {value:.4g}{' a round' * name.endswith('_seconds')}" for name, value in own.items())
+    cost = f"defense {kind}: {100 * share:.1f} % of local training time, {1000 * step:.2f} ms a step"
+    return f"{cost}; {said}" if said else cost
 
 
 class TrainingDisplay:
@@ -77,7 +91,7 @@ class TrainingDisplay:
         if self.console.is_terminal:
             self.live.start()
         else:
-            self.console.print("\t".join(COLUMNS), highlight=False)
+            self.console.print("\t".join(COLUMNS), highlight=False, soft_wrap=True)
         return self
 
     def __exit__(

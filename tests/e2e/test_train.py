@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -209,6 +210,28 @@ def test_interrupting_leaves_a_run_to_resume_and_says_how(tmp_path: Path) -> Non
     assert process.returncode == 130
     assert "--resume --out run" in errors
     assert "Traceback" not in errors
+
+
+def test_stacked_defenses_and_what_they_cost_are_shown(here: Here) -> None:
+    one_round = ["--set", "federation.rounds=1", "--set", "local.epochs=1", "--workers", "1"]
+    stacked = ["--defense", "clipping", "--defense", "noise", "--set", "defense.1.noise_std=0.001"]
+    code, out, errors = here("train", *one_round, *stacked, "--out", "shown")
+    assert code == 0, errors
+    assert "round accuracy loss train loss seconds defense up down clients" in " ".join(errors.split())
+    assert re.search(r"defense stack: \d+\.\d % of local training time, \d+\.\d\d ms a step; ", out)
+    assert "noise.noise_std 0.001" in out
+    code, out, _ = here("train", *one_round, *stacked, "--out", "shown", "--resume", "--json")
+    figures = json.loads(out)["defense"]
+    assert figures.keys() == {
+        "kind",
+        "share_of_time",
+        "seconds_per_step",
+        "clipping.clip_rate",
+        "clipping_seconds",
+        "noise.noise_std",
+        "noise_seconds",
+    }
+    assert here("train", "--defense", "nois", "--dry-run")[2].strip().endswith("did you mean 'noise'?")
 
 
 def test_the_catalogue_is_listed(here: Here) -> None:

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
+from leaktight.core.protocols import Defense, Report, Step
+from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
+from leaktight.core.types import Params, State, Update
 from leaktight.engines.training import train
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation
+from leaktight.fl.protocol import FederationPlan
 from leaktight.fl.run_folder import latest_folder, next_folder, open_run
 from leaktight.report.curves import plot_learning_curve
 
@@ -54,6 +59,36 @@ def test_the_summary_keeps_its_contract(make_federation: MakeFederation, tmp_pat
     assert summary["defense"]["kind"] == "none"
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.rglob(".partial-*"))
+
+
+@dataclass(frozen=True)
+class Talkative(Defense):
+    """Reports figures of all kinds."""
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        report("place", float(step.index))
+        return step.gradient, state
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        rounds = state.get("rounds", 0) + 1
+        report("epsilon", float(rounds))
+        return update, {"rounds": rounds}
+
+
+def test_the_summary_holds_what_the_defense_says_and_costs(make_federation: MakeFederation, tmp_path: Path) -> None:
+    plan = FederationPlan(rounds=3)
+    with open_run(tmp_path / "run", "", resume=False) as folder:
+        summary = train(make_federation(defense=Talkative(), plan=plan), folder, defense_kind="mine", workers=1)
+    figures, rows = summary["defense"], [row["client"] for row in summary["rounds"]]
+    assert figures.keys() == {"kind", "share_of_time", "seconds_per_step", "place", "epsilon"}
+    assert figures["kind"] == "mine"
+    steps = rows[0]["steps"]
+    assert figures["place"] == pytest.approx((steps - 1) / 2), "the mean over steps, clients and rounds"
+    assert [row["epsilon"] for row in rows] == [1.0, 2.0, 3.0]
+    assert figures["epsilon"] == 3.0, "a budget is what was spent in the end"
+    spent = sum(row["defense_seconds"] for row in rows)
+    assert figures["share_of_time"] == pytest.approx(spent / sum(row["seconds"] for row in rows))
+    assert figures["seconds_per_step"] == pytest.approx(spent / (3 * steps))
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -124,6 +124,47 @@ def test_private_modules_belong_to_one_client(model: nn.Module, examples: Exampl
 
 
 @dataclass(frozen=True)
+class Secretive(Defense):
+    """Draws a secret for every question."""
+
+    def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
+        return {"secret": rng.entropy()}, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretiveFedAvg(FedAvg):
+    """Draws a secret for every question, too."""
+
+    def answer(self, question: Question, client: Client, *, rng: Rng) -> State:
+        return {"secret": rng.entropy()}
+
+
+def test_every_question_is_answered_from_a_stream_of_its_own(model: nn.Module, examples: Examples) -> None:
+    """The same question before and after a round, of both sides, and another one: no secret comes twice."""
+    client = replace(make_client(model, examples, Secretive()), aggregator=SecretiveFedAvg())
+
+    def secrets_of_two_rounds() -> list[int]:
+        state: State | None = None
+        secrets = []
+        for round_index in range(2):
+            for ask in (
+                Ask(Question("key", {}), "defense"),
+                Ask(Question("key", {}), "defense"),
+                Ask(Question("key", {}), "aggregator"),
+                Ask(Question("share", {}), "aggregator"),
+            ):
+                reply, state = client.handle(ask, state)
+                assert isinstance(reply, Answered)
+                secrets.append(reply.payload["secret"])
+            _, state = client.handle(request(model, round_index), decode(encode({"state": state}))["state"])
+        return secrets
+
+    secrets = secrets_of_two_rounds()
+    assert len(set(secrets)) == 8
+    assert secrets_of_two_rounds() == secrets, "and a run can be repeated"
+
+
+@dataclass(frozen=True)
 class Halving(Defense):
     """Halves the learning rate of every second step."""
 
@@ -166,7 +207,7 @@ def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: E
 def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
     reply, state = make_client(model, examples).handle(request(model), None)
     assert isinstance(reply, Trained)
-    assert set(state) == {"defense", "params", "buffers"}
+    assert set(state) == {"defense", "params", "buffers", "asked"}
 
 
 @dataclass(frozen=True)

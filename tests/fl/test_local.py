@@ -194,6 +194,38 @@ def test_hooks_run_in_order_and_their_gradient_is_the_one_applied(network: nn.Mo
         torch.testing.assert_close(first.params[name], plain.params[name])
 
 
+@dataclass(frozen=True)
+class Recomputing(Defense):
+    """Puts the gradient of the step's own loss function in place of the gradient, and wants the input's too."""
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        before = digest(step.buffers)
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in step.params.items()}
+        inputs = step.batch.inputs.clone().requires_grad_()
+        loss = step.loss(leaves, Batch(inputs, step.batch.targets))
+        *gradients, moved = torch.autograd.grad(loss, [*leaves.values(), inputs])
+        assert moved.shape == inputs.shape
+        assert digest(step.buffers) == before, "the statistics stay put"
+        return dict(zip(leaves, gradients, strict=True)), state
+
+
+def test_a_step_can_compute_its_loss_again(normalised: nn.Module, batches: list[Batch]) -> None:
+    results = [
+        local_update(
+            Trainer(normalised, LocalTraining(), defense=defense),
+            parameters_of(normalised),
+            buffers_of(normalised),
+            batches,
+            learning_rates=[0.1] * len(batches),
+            loss_scale=0.7,
+        )
+        for defense in (Defense(), Recomputing())
+    ]
+    for name, tensor in results[0].params.items():
+        torch.testing.assert_close(results[1].params[name], tensor)
+    assert digest(results[0].buffers) == digest(results[1].buffers)
+
+
 @given(
     num_examples=st.integers(1, 60),
     samples=st.none() | st.integers(1, 60),

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, State, Update, UpdateKind
@@ -53,10 +54,19 @@ class ClientFacts:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a client is about to do: the learning rate of each local step."""
+    """What a client is about to do: the learning rate of each local step, and the server's factor on its loss.
+
+    steps_per_epoch: after how many steps the examples come round again; None where nobody counts epochs.
+    """
 
     round: int
     learning_rates: tuple[float, ...]
+    loss_scale: float = 1.0
+    steps_per_epoch: int | None = None
+
+
+def _no_loss(params: Params, batch: Batch) -> Tensor:
+    raise LeaktightError("this step was made without a loss function; give Step a loss")
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Step:
 
     index: 0 for the first step of the round. gradient: of the mean loss of the batch, by parameter name.
     per_example: computes the gradients of each example, (N, *shape) by name, when they are asked for.
+    loss: the mean loss of any batch under any parameters, differentiable in both; batch-norm statistics stay put.
     """
 
     index: int
@@ -76,11 +87,24 @@ class Step:
     gradient: Params
     learning_rate: float | Tensor
     per_example: Callable[[], Params]
+    loss: Callable[[Params, Batch], Tensor] = _no_loss
 
 
 @dataclass(frozen=True)
 class Defense:
     """No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers is `state`."""
+
+    @property
+    def private_parts(self) -> bool:
+        """Whether the model works only with parts that clients keep to themselves, so that they must score it."""
+        return False
+
+    def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
+        """Once per federation, before the first broadcast: change the network that server and clients share.
+
+        What the model gains here is sent to and fro like the rest of it.
+        """
+        return model
 
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
         """Once per client: wrap the model, draw keys, make moments. Parameters the model gains here are private."""

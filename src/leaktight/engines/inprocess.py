@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.rng import global_seed
 from leaktight.core.training import Constant
 from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, State, Truth, Update
 from leaktight.engines.workers import Job, Workers, available_cores, open_workers
@@ -26,7 +27,8 @@ class Site:
     def __call__(self, params: Params, buffers: Params, job: Job) -> Job:
         if "score" in job:
             part = self.federation.dataset.test.part(*job["score"])
-            return {"score": evaluate(self.federation.trainer, params, buffers, part)}
+            with global_seed(self.federation.rng.child("score", *job["score"])):
+                return {"score": evaluate(self.federation.trainer, params, buffers, part)}
         client = self.federation.client(job["client"])
         return self._handle(client, _with_model(job["request"], params, buffers), job)
 
@@ -51,11 +53,13 @@ def run(
     after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
     after_client: Callable[[], None] = lambda: None,
     record: Callable[[RoundTrace], None] | None = None,
+    until: int | None = None,
 ) -> FederationState:
     """Play the rounds that are left, from `state` or from the start, and give the final state.
 
     workers: processes for the clients of a round (None: one per core). The numbers do not depend on it.
     after_round: called with every finished round. record: called with its trace, truth included.
+    until: the first round that is not played (None: none).
     """
     state = state or first_state(federation)
     with open_workers(Site(federation), workers or available_cores()) as pool:
@@ -67,7 +71,9 @@ def run(
             if after_round is not None:
                 after_round(outcome, FederationState(outcome.state, dict(carrier.states)))
 
-        conversation = federate(federation.server, state.server, evaluate=carrier.score, after_round=finished)
+        conversation = federate(
+            federation.server, state.server, evaluate=carrier.score, after_round=finished, until=until
+        )
         try:
             requests = next(conversation)
             while True:

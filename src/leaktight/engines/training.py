@@ -14,6 +14,7 @@ from leaktight.core.tensors import digest
 from leaktight.core.types import State
 from leaktight.engines import inprocess
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
+from leaktight.fl.client import overall
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome, ServerState
 from leaktight.fl.run_folder import RunFolder
@@ -31,8 +32,14 @@ def train(
     workers: int | None = None,
     after_round: Callable[[Row], None] = lambda row: None,
     after_client: Callable[[], None] = lambda: None,
+    after_state: Callable[[FederationState], None] = lambda state: None,
+    until: int | None = None,
 ) -> dict[str, Any]:
-    """Train what is left of a run and give its summary. Earlier rounds are reported to `after_round` again."""
+    """Train what is left of a run and give its summary. Earlier rounds are reported to `after_round` again.
+
+    after_state: called with the state after each round, before the checkpoint that says that the round is done.
+    until: the first round that is not played (None: none).
+    """
     state, rows = _restore(folder)
     for row in rows:
         after_round(row)
@@ -42,11 +49,14 @@ def train(
         nonlocal began
         seconds = time.perf_counter() - began
         rows.append(_row(outcome, seconds))
-        save_checkpoint(folder.checkpoint, {**_stored(now), "rows": rows})
+        after_state(now)
+        save_checkpoint(folder.checkpoint, {**stored_state(now), "rows": rows})
         after_round(rows[-1])
         began = time.perf_counter()
 
-    final = inprocess.run(federation, state, workers=workers, after_round=finished, after_client=after_client)
+    final = inprocess.run(
+        federation, state, workers=workers, after_round=finished, after_client=after_client, until=until
+    )
     weights = {**final.server.params, **final.server.buffers}
     write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
     summary = {
@@ -75,30 +85,30 @@ def _row(outcome: RoundOutcome, seconds: float) -> Row:
         "clients": len(outcome.updates),
         "failures": dict(outcome.failures),
         "learning_rate": outcome.learning_rate,
-        "train_loss": _mean("loss", [update.metrics for update in outcome.updates.values()]),
-        "client": {name: _mean(name, list(reports.values())) for name in sorted(names)},
+        "train_loss": _over_clients("loss", [update.metrics for update in outcome.updates.values()]),
+        "client": {name: _over_clients(name, list(reports.values())) for name in sorted(names)},
     }
 
 
-def _mean(name: str, figures: list[Mapping[str, float]]) -> float | None:
-    """The mean of one figure over the clients that sent it."""
+def _over_clients(name: str, figures: list[Mapping[str, float]]) -> float | None:
+    """One figure of the clients that sent it."""
     values = [each[name] for each in figures if name in each]
-    return sum(values) / len(values) if values else None
+    return overall(name, values) if values else None
 
 
 def _defense_figures(rows: list[Row]) -> dict[str, Any]:
-    """What the defense reported about itself, averaged over rounds, and its share of the clients' time."""
+    """What the defense reported about itself, over all rounds, and what it took of the clients' time."""
     totals: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row["client"].items():
             totals.setdefault(name, []).append(value)
-    means = {name: sum(values) / len(values) for name, values in totals.items()}
-    spent, whole = means.pop("defense_seconds", 0.0), means.pop("seconds")
-    means.pop("steps")
-    return {"share_of_time": spent / whole, **means}
+    means = {name: overall(name, values) for name, values in totals.items()}
+    spent, whole, steps = (means.pop(name) for name in ("defense_seconds", "seconds", "steps"))
+    return {"share_of_time": spent / whole, "seconds_per_step": spent / steps, **means}
 
 
-def _stored(state: FederationState) -> State:
+def stored_state(state: FederationState) -> State:
+    """All that changes, as `fl.checkpoint` stores it."""
     server = {field.name: getattr(state.server, field.name) for field in fields(state.server)}
     return {"server": server, "clients": state.clients}
 
@@ -107,4 +117,9 @@ def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Row]]:
     if not folder.checkpoint.exists():
         return None, []
     stored: Mapping[str, Any] = load_checkpoint(folder.checkpoint)
-    return FederationState(ServerState(**stored["server"]), stored["clients"]), list(stored["rows"])
+    return restored_state(stored), list(stored["rows"])
+
+
+def restored_state(stored: Mapping[str, Any]) -> FederationState:
+    """The inverse of `stored_state`."""
+    return FederationState(ServerState(**stored["server"]), stored["clients"])

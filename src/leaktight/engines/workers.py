@@ -7,26 +7,22 @@ back in the order of the jobs.
 from __future__ import annotations
 
 import io
-import multiprocessing
-import os
 import pickle
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.processes import Pool, available_cores, broken_pool_named, one_thread
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import Examples, Params
 from leaktight.fl.wire import decode, encode
+
+__all__ = ["Job", "Work", "Workers", "available_cores", "open_workers", "received", "shareable"]
 
 Job: TypeAlias = Mapping[str, Any]
 """What to do, and what came of it: values that `fl.wire` can carry."""
@@ -44,29 +40,15 @@ class Workers(Protocol):
     def run(self, params: Params, buffers: Params, jobs: Sequence[Job], done: Callable[[], None]) -> list[Job]: ...
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def open_workers(work: Work, number: int) -> Iterator[Workers]:
     """Workers for as long as the block runs: in this process for one, in processes of their own for more."""
     if number == 1:
-        with _one_thread():
+        with one_thread():
             yield _Inline(work)
         return
-    with _Pool(work, number) as pool, _one_thread():
-        yield pool
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with Pool(number, start=_hold, args=shareable(work), preload=__name__) as pool, one_thread():
+        yield _Pooled(pool)
 
 
 @dataclass(frozen=True)
@@ -81,40 +63,22 @@ class _Inline:
         return results
 
 
-class _Pool:
-    def __init__(self, work: Work, number: int) -> None:
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
-        if method == "forkserver":
-            context.set_forkserver_preload([__name__])
-        self.executor = ProcessPoolExecutor(
-            number, mp_context=context, initializer=_start_worker, initargs=_shareable(work)
-        )
-
-    def __enter__(self) -> _Pool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.executor.shutdown(wait=kind is None, cancel_futures=True)
+@dataclass(frozen=True)
+class _Pooled:
+    pool: Pool
 
     def run(self, params: Params, buffers: Params, jobs: Sequence[Job], done: Callable[[], None]) -> list[Job]:
         packed = bytearray(pack({"params": params, "buffers": buffers}))
         model = torch.frombuffer(packed, dtype=torch.uint8).share_memory_()
-        try:
-            futures: list[Future[bytes]] = [self.executor.submit(_run_job, model, encode(job)) for job in jobs]
+        with broken_pool_named():
+            futures: list[Future[bytes]] = [self.pool.submit(_run_job, model, encode(job)) for job in jobs]
             for future in as_completed(futures):
                 future.result()
                 done()
             return [decode(future.result()) for future in futures]
-        except BrokenProcessPool as error:
-            raise LeaktightError(
-                "a worker process died (killed, or out of memory?); continue with --resume, or use fewer --workers"
-            ) from error
 
 
-def _shareable(work: Work) -> tuple[bytes, list[Examples]]:
+def shareable(work: Any) -> tuple[bytes, list[Examples]]:
     """Work in a form that costs a worker nothing to hold: examples in shared memory, the rest copied."""
     pickler = _Pickler()
     pickler.dump(work)
@@ -149,21 +113,15 @@ class _Unpickler(pickle.Unpickler):
 _worker: dict[str, Work] = {}  # filled once, when a worker process starts; never in the main process
 
 
-def _start_worker(data: bytes, shared: list[Examples]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process handles it
-    torch.set_num_threads(1)
-    _worker["work"] = _Unpickler(data, shared).load()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def received(data: bytes, shared: list[Examples]) -> Any:
+    """The work that `shareable` prepared, in a worker process."""
+    return _Unpickler(data, shared).load()
 
 
-def _end_with(parent: Any) -> None:
-    """A worker must not outlive the process that started it, not even one that was killed."""
-    parent.join()
-    os._exit(1)
+def _hold(data: bytes, shared: list[Examples]) -> None:
+    _worker["work"] = received(data, shared)
 
 
 def _run_job(model: Tensor, job: bytes) -> bytes:
-    received = unpack(model.numpy().tobytes())
-    return encode(_worker["work"](received["params"], received["buffers"], decode(job)))
+    sent = unpack(model.numpy().tobytes())
+    return encode(_worker["work"](sent["params"], sent["buffers"], decode(job)))

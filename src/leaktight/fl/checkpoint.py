@@ -10,7 +10,7 @@ from leaktight.core.files import write_atomically
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 
-VERSION = 1
+VERSION = 2
 
 
 def save_checkpoint(path: Path, state: State) -> None:

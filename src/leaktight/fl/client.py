@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.func import functional_call
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.protocols import Aggregator, ClientFacts, Question, RoundPlan
+from leaktight.core.protocols import Aggregator, ClientFacts, Question, Report, RoundPlan
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
-from leaktight.fl.local import Trainer, local_update, plan_batches, timed
+from leaktight.fl.local import Trainer, local_update, plan_batches, silent, timed
 from leaktight.models.surgery import mode_of
 
 
@@ -34,9 +35,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score the model sent on the client's validation examples."""
+    """Score the model sent, with the client's private parts in it, on its validation examples or a common test set."""
 
     broadcast: Broadcast
+    on: Literal["validation", "test"] = "validation"
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ Reply: TypeAlias = Trained | Evaluated | Answered | Failed
 
 
 class Meter:
-    """Collects what methods report and gives the mean of each figure; figures named `*_seconds` are summed."""
+    """Collects what methods report and gives one figure of each name: `overall`, or the sum of `*_seconds`."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
@@ -108,9 +110,20 @@ class Meter:
 
     def figures(self) -> dict[str, float]:
         return {
-            name: sum(values) if name.endswith("_seconds") else sum(values) / len(values)
+            name: sum(values) if name.endswith("_seconds") else overall(name, values)
             for name, values in self.values.items()
         }
+
+
+def overall(name: str, values: Sequence[float]) -> float:
+    """One figure for several steps, clients or rounds: the mean; of a privacy budget the largest, for it is a bound.
+
+    >>> overall("epsilon", [1.0, 3.0]), overall("norm", [1.0, 3.0])
+    (3.0, 2.0)
+    """
+    if name.rpartition(".")[2].startswith(("epsilon", "delta")):
+        return max(values)
+    return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,8 @@ class ClientRound:
 class Client:
     """One participant. Its state (None before the first request) is kept by whoever carries the requests.
 
-    The state holds the defense's own memory and the parameters and buffers that the defense withholds from the server.
+    The state holds the defense's own memory, the parameters and buffers that the defense withholds from the server, and
+    how many questions were answered: every answer draws from a stream of its own, so that no secret comes twice.
     """
 
     name: str
@@ -135,6 +149,7 @@ class Client:
     trainer: Trainer
     aggregator: Aggregator
     rng: Rng
+    test: Examples | None = None
 
     @property
     def facts(self) -> ClientFacts:
@@ -148,9 +163,10 @@ class Client:
             return done.trained, done.state
         trainer, state = self._begin(state)
         if isinstance(request, Evaluate):
-            params, buffers = _own(request.broadcast, state)
-            return evaluate(trainer, params, buffers, self.validation), state
-        rng = self.rng.child("ask", request.question.kind)
+            return self._score(trainer, request, state), state
+        asked = state["asked"]
+        rng = self.rng.child("ask", request.to, request.question.kind, asked)
+        state = {**state, "asked": asked + 1}
         if request.to == "aggregator":
             return Answered(self.aggregator.answer(request.question, self, rng=rng)), state
         answer, memory = trainer.defense.answer(request.question, state["defense"], self.facts, rng=rng)
@@ -159,12 +175,17 @@ class Client:
     def train_round(self, request: Train, state: State | None) -> ClientRound:
         """One round of local training: plan, train, defend, and keep what is private."""
         start = time.perf_counter()
-        trainer, state = self._begin(state)
+        meter = Meter()
+        trainer, state = self._begin(state, meter)
         rng = self.rng.child("round", request.broadcast.round)
         params, buffers = _own(request.broadcast, state)
-        meter = Meter()
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=rng.child("batches"))
-        plan = RoundPlan(request.broadcast.round, (request.learning_rate,) * len(steps))
+        plan = RoundPlan(
+            request.broadcast.round,
+            (request.learning_rate,) * len(steps),
+            request.loss_scale,
+            trainer.local.steps_per_epoch(len(self.train)),
+        )
         with timed(meter):
             plan, memory = trainer.defense.on_round(
                 plan, state["defense"], rng=rng.child("defense", "round"), report=meter
@@ -176,17 +197,17 @@ class Client:
                 buffers,
                 (self.train.batch(chosen[step]) for step in steps),
                 learning_rates=plan.learning_rates,
-                loss_scale=request.loss_scale,
+                loss_scale=plan.loss_scale,
                 round_index=request.broadcast.round,
                 state=memory,
                 rng=rng.child("defense"),
                 report=meter,
             )
         update = Update(
-            tensors=result.update(params, request.kind),
+            tensors=_shared(result.update(params, request.kind), request.broadcast.params),
             kind=request.kind,
             num_examples=len(chosen),
-            buffers=result.buffers,
+            buffers=_shared(result.buffers, request.broadcast.buffers),
             metrics={"loss": float(result.losses.mean())},
         )
         with timed(meter):
@@ -201,14 +222,16 @@ class Client:
             {
                 "defense": memory,
                 "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},
-                "buffers": _withheld(result.buffers, update),
+                "buffers": _withheld(result.buffers, update, request.broadcast),
+                "asked": state["asked"],
             },
         )
 
-    def _begin(self, state: State | None) -> tuple[Trainer, State]:
+    def _begin(self, state: State | None, report: Report = silent) -> tuple[Trainer, State]:
         """The client's own network and state; made at the first request."""
-        model = copy.deepcopy(self.trainer.model)
-        model, memory = self.trainer.defense.start(model, self.facts, rng=self.rng.child("defense", "start"))
+        model, facts = copy.deepcopy(self.trainer.model), self.facts
+        with timed(report):
+            model, memory = self.trainer.defense.start(model, facts, rng=self.rng.child("defense", "start"))
         trainer = replace(self.trainer, model=model)
         if state is not None:
             return trainer, state
@@ -216,7 +239,16 @@ class Client:
             "defense": memory,
             "params": cloned(_gained(parameters_of(model), parameters_of(self.trainer.model))),
             "buffers": cloned(_gained(buffers_of(model), buffers_of(self.trainer.model))),
+            "asked": 0,
         }
+
+    def _score(self, trainer: Trainer, request: Evaluate, state: State) -> Evaluated:
+        examples = self.validation if request.on == "validation" else self.test
+        if examples is None:
+            raise LeaktightError(f"{self.name} has no test set; score on validation examples")
+        params, buffers = _own(request.broadcast, state)
+        with global_seed(self.rng.child("score", request.broadcast.round)):
+            return evaluate(trainer, params, buffers, examples)
 
     def _check(self, update: Update) -> None:
         name = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})
@@ -248,7 +280,11 @@ def _gained(tensors: Params, known: Params) -> Params:
     return {name: tensor for name, tensor in tensors.items() if name not in known}
 
 
-def _withheld(buffers: Params, update: Update) -> Params:
-    if update.buffers is None:
-        return {}
-    return {name: tensor for name, tensor in buffers.items() if name not in update.buffers}
+def _shared(tensors: Params, known: Params) -> dict[str, Tensor]:
+    """What the server knows by name; the rest was added by the defense and never leaves the client."""
+    return {name: tensor for name, tensor in tensors.items() if name in known}
+
+
+def _withheld(buffers: Params, update: Update, broadcast: Broadcast) -> Params:
+    """What stays with the client; where no statistics are sent at all, the server's are used in the next round."""
+    return _gained(buffers, broadcast.buffers if update.buffers is None else update.buffers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,7 @@ class Federation:
             trainer=self.trainer,
             aggregator=self.server.aggregator,
             rng=self.rng.child("client", name),
+            test=self.dataset.test,
         )
 
 
@@ -75,7 +77,8 @@ def assemble(
     mode: Mode = "train",
     rng: Rng,
 ) -> Federation:
-    """Give every client its examples and everybody the same settings."""
+    """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
+    model = defense.prepare(copy.deepcopy(model), rng=rng.child("defense", "prepare"))
     shares: dict[str, Share] = {}
     order: list[Tensor] = []
     start = 0
@@ -92,6 +95,16 @@ def assemble(
         server=Server(sizes, aggregator, local, plan, rng.child("server"), defense),
         trainer=Trainer(model, local, dataset.task, defense, mode),
         rng=rng,
+    )
+
+
+def defended(federation: Federation, defense: Defense) -> Federation:
+    """An undefended federation with a defense: everything else, down to the random streams, is the same."""
+    model = defense.prepare(copy.deepcopy(federation.trainer.model), rng=federation.rng.child("defense", "prepare"))
+    return replace(
+        federation,
+        server=replace(federation.server, defense=defense),
+        trainer=replace(federation.trainer, model=model, defense=defense),
     )
 
 

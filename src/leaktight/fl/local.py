@@ -21,6 +21,7 @@ from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification, Task, example_losses
+from leaktight.core.tensors import cloned
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Mode, Params, State, UpdateKind
 from leaktight.fl.optimizers import make_optimizer
@@ -106,6 +107,7 @@ def local_update(
                 gradient=gradient,
                 learning_rate=learning_rate,
                 per_example=partial(per_example_gradients, trainer, current, statistics, batch, loss_scale),
+                loss=partial(batch_loss, trainer, statistics, loss_scale),
             )
             with timed(report):
                 gradient, state = trainer.defense.on_gradient(
@@ -127,8 +129,7 @@ def loss_and_gradient(
     """
 
     def mean_loss(leaves: Params) -> Tensor:
-        outputs = functional_call(trainer.model, (dict(leaves), dict(buffers)), (batch.inputs,))
-        return example_losses(trainer.task, outputs, batch.targets).mean() * loss_scale
+        return _mean_loss(trainer, leaves, buffers, batch, loss_scale)
 
     if create_graph:
         gradient, loss = grad_and_value(mean_loss)(dict(params))
@@ -138,6 +139,16 @@ def loss_and_gradient(
         loss = mean_loss(leaves)
     gradients = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
     return loss, dict(zip(leaves, gradients, strict=True))
+
+
+def batch_loss(trainer: Trainer, buffers: Params, loss_scale: float, params: Params, batch: Batch) -> Tensor:
+    """The mean loss of a batch as a function of parameters and batch; the given buffers stay as they are."""
+    return _mean_loss(trainer, params, cloned(buffers), batch, loss_scale)
+
+
+def _mean_loss(trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float) -> Tensor:
+    outputs = functional_call(trainer.model, (dict(params), dict(buffers)), (batch.inputs,))
+    return example_losses(trainer.task, outputs, batch.targets).mean() * loss_scale
 
 
 def per_example_gradients(

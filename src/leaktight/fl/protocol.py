@@ -40,6 +40,7 @@ class FederationPlan:
     per_round: clients drawn in each round (None: all).
     min_clients: a round in which fewer answer fails (None: all that were drawn).
     evaluate: where the global model is scored: on the "server"'s test set or on the "clients"' validation examples.
+        With a defense whose private parts the model needs, every client scores the server's test set with its own.
     evaluate_every: score after every so many rounds, and always after the last.
     """
 
@@ -63,7 +64,10 @@ class FederationPlan:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows from the start. sizes: training examples by client."""
+    """What the server knows from the start. sizes: training examples by client.
+
+    drawn: the clients of every round, where they are not left to chance.
+    """
 
     sizes: Mapping[str, int]
     aggregator: Aggregator
@@ -71,6 +75,7 @@ class Server:
     plan: FederationPlan
     rng: Rng
     defense: Defense = Defense()
+    drawn: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         drawn = self.plan.per_round or len(self.sizes)
@@ -135,12 +140,14 @@ def federate(
     *,
     evaluate: Callable[[Params, Params], Evaluated],
     after_round: Callable[[RoundOutcome], None],
+    until: int | None = None,
 ) -> Exchange[ServerState]:
-    """Play all rounds from `state` on. `evaluate` scores parameters and buffers on the server's test set."""
+    """Play all rounds from `state` on, or those before `until`; `evaluate` scores a model on the server's test set."""
     if not state.agreed:
         yield from _converse(server.defense.agree(sorted(server.sizes)), "defense")
         state = replace(state, agreed=True)
-    while state.round < server.plan.rounds:
+    last = server.plan.rounds if until is None else min(until, server.plan.rounds)
+    while state.round < last:
         outcome = yield from play_round(server, state)
         state = outcome.state
         if server.plan.scores_round(outcome.broadcast.round):
@@ -188,8 +195,10 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
 
 
 def draw_clients(server: Server, round_index: int) -> list[str]:
-    """The clients of a round, sorted: all of them, or a sample without replacement."""
+    """The clients of a round, sorted: those named, all of them, or a sample without replacement."""
     names = sorted(server.sizes)
+    if server.drawn is not None:
+        return sorted(server.drawn)
     if server.plan.per_round is None:
         return names
     order = torch.randperm(len(names), generator=server.rng.child("round", round_index, "draw").torch())
@@ -235,10 +244,11 @@ def _accept(
 
 
 def _score(server: Server, state: ServerState, evaluate: Callable[[Params, Params], Evaluated]) -> Exchange[Evaluated]:
-    if server.plan.evaluate == "server":
+    if server.plan.evaluate == "server" and not server.defense.private_parts:
         return evaluate(state.params, state.buffers)
     broadcast = Broadcast(state.params, state.buffers, state.round)
-    replies = yield {client: Evaluate(broadcast) for client in sorted(server.sizes)}
+    request = Evaluate(broadcast, "test" if server.plan.evaluate == "server" else "validation")
+    replies = yield dict.fromkeys(sorted(server.sizes), request)
     scores = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Evaluated)]
     if not scores:
         raise RoundFailedError(f"round {state.round}: no client could evaluate the model")

@@ -1,0 +1,195 @@
+"""GradDefense: noise on random slices of the gradient, cut by how much each layer tells; the server removes noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.protocols import Defense, Report, Step
+from leaktight.core.rng import Rng
+from leaktight.core.types import Batch, Params, State
+from leaktight.defenses.perturbation import require_finite, require_non_negative
+from leaktight.models.source import require_choice, require_positive
+
+_ROWS_PER_COLUMN = 6
+"""Q: the matrix of the compensation has about this many times more rows than columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradDefense(Defense):
+    """Adds noise to a random half of the gradient's slices, which are cut to be equally sensitive to the input.
+
+    noise_std: sigma. num_slices, num_perturbed: how many slices, and how many of them get noise at a step.
+    clip: also clip the chosen slices of each example's gradient to norm sigma before their mean, as OUTPOST ran it.
+    root_samples: how many examples the sensitivity is the mean of. refresh: cut anew in every "round" or every "step".
+    compensation_scale: None, or how far one unit of gradient moves the change that the server makes; the server then
+    drops directions of the change that look like noise. For FedSGD it is the server's learning rate; for local SGD
+    without momentum it is learning_rate * sqrt(local steps), since noises add up as their squares.
+
+    A layer's sensitivity is the mean norm of d(sum of its gradient) / dx. Slices are runs of the flattened gradient, in
+    units of the greatest common divisor of the layers' sizes; each is filled as long as its share of the sensitivity
+    does not exceed 1 / num_slices, and the last takes what is left.
+
+    Reports noise_std, fraction_noised, and clip_rate with `clip`.
+    Reference: Wang et al., Protect Privacy from Gradient Leakage Attack in Federated Learning, INFOCOM 2022.
+    Assumes: nothing. The slices without noise are exact. Under a softmax the gradient of the last layer sums to zero
+    whatever the input, so that layer counts as insensitive: it lies in the last slice whole, and is exact at every step
+    that leaves this slice out.
+    Differs from the paper: its root set of public examples, five of each class, is not something a client has; the
+    first examples of the client's own batch take its place. Slices do not overlap, and nothing is seeded.
+    The noise that is left in a mean over n clients has variance scale^2 sigma^2 (perturbed / slices) / n; the matrix is
+    filled up with zeros. variant="code": the published server, which multiplies by n instead of dividing, subtracts
+    column means before it looks for noise, and takes as shape a divisor of the number of parameters.
+    """
+
+    noise_std: float = 0.01
+    num_slices: int = 10
+    num_perturbed: int = 5
+    clip: bool = False
+    root_samples: int = 16
+    refresh: Literal["round", "step"] = "round"
+    compensation_scale: float | None = None
+    variant: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        require_non_negative(noise_std=self.noise_std)
+        require_positive(num_slices=self.num_slices, num_perturbed=self.num_perturbed, root_samples=self.root_samples)
+        if self.num_perturbed > self.num_slices:
+            raise ValueError(
+                f"expected num_perturbed <= num_slices, got {self.num_perturbed} > {self.num_slices} slices"
+            )
+        require_choice("refresh", self.refresh, ("round", "step"))
+        require_choice("variant", self.variant, ("paper", "code"))
+        if self.compensation_scale is not None:
+            require_non_negative(compensation_scale=self.compensation_scale)
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        report("noise_std", self.noise_std)
+        if not self.noise_std:
+            return step.gradient, state
+        require_finite(step.gradient)
+        bounds: Sequence[int] = state.get("bounds", ())
+        if not bounds or step.index == 0 or self.refresh == "step":
+            sizes = [tensor.numel() for tensor in step.gradient.values()]
+            bounds = slice_bounds(sizes, sensitivities(step, self.root_samples), self.num_slices)
+            state = {**state, "bounds": list(bounds)}
+        generator = rng.torch()
+        chosen = torch.randperm(len(bounds) - 1, generator=generator)[: self.num_perturbed].sort().values.tolist()
+        flat = torch.cat([tensor.reshape(-1) for tensor in step.gradient.values()])
+        each = self._examples(step) if self.clip else None
+        for place in chosen:
+            part = slice(bounds[place], bounds[place + 1])
+            if each is not None:
+                flat[part] = self._clipped(each[:, part], report)
+            noise = torch.randn(part.stop - part.start, generator=generator, dtype=flat.dtype)
+            flat[part] += self.noise_std * noise.to(flat.device)
+        report("fraction_noised", sum(bounds[place + 1] - bounds[place] for place in chosen) / len(flat))
+        return unflattened(flat, step.gradient), state
+
+    def on_aggregate(self, change: Params, num_clients: int, state: State) -> tuple[Params, State]:
+        if not self.compensation_scale or not self.noise_std:
+            return change, state
+        share = self.num_perturbed / self.num_slices
+        variance = self.compensation_scale**2 * share * self.noise_std**2
+        variance = variance * num_clients if self.variant == "code" else variance / num_clients
+        flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in change.values()])
+        return unflattened(denoised(flat, variance, published=self.variant == "code"), change), state
+
+    def _examples(self, step: Step) -> Tensor:
+        each = step.per_example()
+        require_finite(each)
+        return torch.cat([each[name].flatten(1) for name in step.gradient], 1)
+
+    def _clipped(self, rows: Tensor, report: Report) -> Tensor:
+        """The mean of the rows (N, size), each scaled down to norm sigma at most."""
+        norms = rows.norm(dim=1, keepdim=True)
+        report("clip_rate", float((norms > self.noise_std).double().mean()))
+        mean: Tensor = (rows / (norms / self.noise_std).clamp(min=1)).mean(0)
+        return mean
+
+
+def sensitivities(step: Step, num_samples: int) -> list[float]:
+    """For each parameter tensor, the mean over examples of the norm of d(sum of its gradient) / d(example)."""
+    inputs = step.batch.inputs[:num_samples].detach().requires_grad_()
+    leaves = {name: step.params[name].detach().requires_grad_() for name in step.gradient}
+    with torch.enable_grad():
+        # Times the number of examples: the sum of their own losses, so that each one's derivative is its own.
+        loss = step.loss({**step.params, **leaves}, Batch(inputs, step.batch.targets[:num_samples])) * len(inputs)
+        gradients = torch.autograd.grad(
+            loss, tuple(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    result = []
+    for gradient in gradients:
+        moved = None
+        if gradient.requires_grad:
+            (moved,) = torch.autograd.grad(gradient.sum(), inputs, retain_graph=True, allow_unused=True)
+        result.append(0.0 if moved is None else float(moved.flatten(1).norm(dim=1).mean()))
+    return result
+
+
+def slice_bounds(sizes: Sequence[int], sensitivity: Sequence[float], num_slices: int) -> list[int]:
+    """Where the slices of the flattened gradient begin, and where the last one ends.
+
+    Too few units make fewer slices than asked for. Where nothing is sensitive, all elements count alike.
+
+    >>> slice_bounds([6, 4], [1.0, 3.0], 4)
+    [0, 6, 8, 10]
+    """
+    total = math.fsum(sensitivity)
+    if not math.isfinite(total):
+        raise LeaktightError("the sensitivity of a layer is not finite; lower local.learning_rate or check the data")
+    if not total:
+        return slice_bounds(sizes, [float(size) for size in sizes], num_slices)
+    unit, target = math.gcd(*sizes), total / num_slices
+    bounds, place, filled = [0], 0, 0.0
+    for size, of_layer in zip(sizes, sensitivity, strict=True):
+        left = size // unit
+        of_unit = of_layer / left if left else 0.0
+        while left and len(bounds) < num_slices:
+            room = (target - filled) * (1 + 1e-9)  # what rounding took away must not cost a unit
+            fitting = left if of_unit * left <= room else math.floor(room / of_unit)
+            taken = min(left, max(fitting, 1 if place == bounds[-1] else 0))
+            place, filled, left = place + taken * unit, filled + taken * of_unit, left - taken
+            if left:
+                bounds.append(place)
+                filled = 0.0
+    return [*bounds, sum(sizes)]
+
+
+def denoised(flat: Tensor, variance: float, *, published: bool = False) -> Tensor:
+    """The vector, as a tall matrix, without the directions whose strength is what noise of this variance has.
+
+    The eigenvalues of the columns' covariance that lie where random matrix theory (Marchenko and Pastur) puts those of
+    noise, between variance (1 -+ sqrt(columns / rows))^2, are taken for noise.
+    """
+    rows = _tall_divisor(len(flat)) if published else math.ceil(math.sqrt(_ROWS_PER_COLUMN * len(flat)))
+    columns = math.ceil(len(flat) / rows)
+    matrix = torch.nn.functional.pad(flat, (0, rows * columns - len(flat))).reshape(rows, columns)
+    centred = matrix - matrix.mean(0) if published else matrix
+    strengths, directions = torch.linalg.eigh(centred.T @ centred / max(1, rows - published))
+    edge = math.sqrt(columns / rows)
+    noise = (strengths > variance * (1 - edge) ** 2) & (strengths < variance * (1 + edge) ** 2)
+    kept = directions[:, ~noise]
+    cleaned: Tensor = matrix @ kept @ kept.T
+    return cleaned.reshape(-1)[: len(flat)]
+
+
+def _tall_divisor(count: int) -> int:
+    """The smallest divisor of `count` that is at least sqrt(Q count), or `count` itself."""
+    least = math.sqrt(_ROWS_PER_COLUMN * count)
+    small = [divisor for divisor in range(1, math.isqrt(count) + 1) if count % divisor == 0]
+    return min((count // divisor for divisor in small if count // divisor >= least), default=count)
+
+
+def unflattened(flat: Tensor, like: Params) -> dict[str, Tensor]:
+    """A vector as tensors with the names, shapes and types of others."""
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {
+        name: part.reshape(tensor.shape).to(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)
+    }

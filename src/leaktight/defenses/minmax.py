@@ -1,0 +1,70 @@
+"""Min-max sampling: a random few entries are sent, the larger ones the more likely."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leaktight.core.protocols import Report
+from leaktight.core.rng import Rng
+from leaktight.core.types import Params
+from leaktight.defenses.perturbation import At, Perturbation
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinMaxSampling(Perturbation):
+    """Keeps a random few entries, an entry g with probability g^2 / (g^2 + C), and sets the rest to zero (MMS, UGS).
+
+    keep_share: k / n, the share that is kept: the k largest of (1/u - 1) g^2, u uniform on (0, 1) for every entry. C is
+    the largest value that is left out. 1 keeps everything.
+    unbiased: send g / p = g + C / g instead of g, p being the probability above; the mean over u is then g.
+    at: "step" or "update" (the default, as published: it is meant for what is sent).
+
+    Reports fraction_kept and threshold (C).
+    Reference: Zhao et al., MinMax Sampling, SIGMOD 2022; as attacked under the name of unbiased sampling by Yang et al.
+    (GLAUS), TKDE 2023, with 5 %.
+    Assumes: nothing. The kept indices are visible: over many rounds their frequency tells the magnitudes.
+    Differs from the paper: entries of all tensors compete together; the code of GLAUS models indices and signs only.
+    """
+
+    at: At = "update"
+    keep_share: float = 0.05
+    unbiased: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.keep_share <= 1:
+            raise ValueError(f"expected keep_share in (0, 1], got {self.keep_share}")
+
+    def perturb(self, tensors: Params, *, rng: Rng, report: Report) -> Params:
+        flat = torch.cat([tensor.detach().reshape(-1).to("cpu", torch.float64) for tensor in tensors.values()])
+        count = max(1, math.ceil(round(self.keep_share * len(flat), 9)))
+        report("fraction_kept", count / len(flat))
+        if count == len(flat):
+            report("threshold", 0.0)
+            return tensors
+        kept, threshold = sample(flat, count, rng.torch())
+        report("threshold", threshold)
+        sent = torch.zeros_like(flat)
+        sent[kept] = flat[kept]
+        if self.unbiased:
+            # An entry of zero is kept only where fewer than `count` are not zero; it stays zero.
+            sent[kept] += torch.where(flat[kept] == 0, 0.0, threshold / flat[kept])
+        parts = sent.split([tensor.numel() for tensor in tensors.values()])
+        return {
+            name: part.reshape(tensor.shape).to(tensor)
+            for (name, tensor), part in zip(tensors.items(), parts, strict=True)
+        }
+
+
+def sample(flat: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
+    """The places of the `count` kept entries, and C, the largest weight among the rest.
+
+    Whether an entry is kept depends on C as if C were fixed: of the others, exactly `count` - 1 are above it.
+    """
+    uniform = 1 - torch.rand(len(flat), generator=generator, dtype=flat.dtype)  # in (0, 1], never 0
+    weights, order = ((1 / uniform - 1) * flat.square()).topk(count + 1)
+    return order[:count], float(weights[count])

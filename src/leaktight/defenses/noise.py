@@ -1,0 +1,65 @@
+"""Additive noise on gradients or updates. It is noise, not differential privacy: nothing bounds what it hides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leaktight.core.protocols import Report
+from leaktight.core.rng import Rng
+from leaktight.core.types import Params
+from leaktight.defenses.perturbation import Perturbation, require_non_negative
+from leaktight.models.source import require_choice
+
+
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+
+def _laplace(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Laplace noise of variance 1: the difference of two exponentials, which is never infinite."""
+    both = torch.empty((2, *like.shape), dtype=like.dtype).exponential_(generator=generator)
+    return (both[0] - both[1]) / math.sqrt(2)
+
+
+_DRAWS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {"gaussian": _gaussian, "laplace": _laplace}
+"""How noise of mean 0 and variance 1 is drawn, by distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveNoise(Perturbation):
+    """Adds independent Gaussian or Laplace noise to every element, at each local step or once to the update.
+
+    distribution: "gaussian" or "laplace". noise_std: its standard deviation, for both. A published Laplace "scale" b
+    has standard deviation sqrt(2) b: Plato's b = 0.1 (there called epsilon) is noise_std = 0.1414.
+    at: "step" adds it to the gradient of every local step, "update" once to what is sent.
+
+    Reports noise_std.
+    Reference: Zhu et al., DLG, NeurIPS 2019; the 0.1 of Li et al., GGL, CVPR 2022, and of Wan et al., LRP.
+    Assumes: nothing. Gradients are not bounded, so there is no (epsilon, delta); for that use DP-SGD. An attacker who
+    sees many rounds of the same examples averages the noise away.
+    Differs from the paper: noise is fresh at every call, from the client's own random stream.
+    """
+
+    distribution: Literal["gaussian", "laplace"] = "gaussian"
+    noise_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("distribution", self.distribution, _DRAWS)
+        require_non_negative(noise_std=self.noise_std)
+
+    def perturb(self, tensors: Params, *, rng: Rng, report: Report) -> Params:
+        report("noise_std", self.noise_std)
+        if not self.noise_std:
+            return tensors
+        generator, draw = rng.torch(), _DRAWS[self.distribution]
+        return {
+            name: tensor + self.noise_std * draw(tensor, generator).to(tensor.device)
+            for name, tensor in tensors.items()
+        }

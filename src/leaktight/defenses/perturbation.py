@@ -1,0 +1,103 @@
+"""What the perturbing defenses share: when they act, what they refuse, and what a percentile is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.protocols import Defense, Report, Step
+from leaktight.core.rng import Rng
+from leaktight.core.tensors import first_non_finite
+from leaktight.core.types import Params, State, Update
+from leaktight.models.source import require_choice
+
+At: TypeAlias = Literal["step", "update"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation(Defense, ABC):
+    """A defense that changes named tensors: the gradient of every local "step", or the "update" once.
+
+    An update that is a gradient (FedSGD) is the gradient of the only step, so both are the same there. A change of the
+    parameters is smaller than a gradient by the learning rate, and so must be what acts on it.
+    """
+
+    at: At = "step"
+
+    def __post_init__(self) -> None:
+        require_choice("at", self.at, get_args(At))
+
+    @abstractmethod
+    def perturb(self, tensors: Params, *, rng: Rng, report: Report) -> Params:
+        """What goes on in place of the tensors, which are finite."""
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        if self.at != "step":
+            return step.gradient, state
+        require_finite(step.gradient)
+        return self.perturb(step.gradient, rng=rng, report=report), state
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        if self.at != "update":
+            return update, state
+        require_finite(update.tensors)
+        return replace(update, tensors=self.perturb(update.tensors, rng=rng, report=report)), state
+
+
+def require_finite(tensors: Params) -> None:
+    """Raise an error that names the first tensor with a NaN or an infinity, lest pruning or clipping hide it."""
+    name = first_non_finite(tensors)
+    if name is not None:
+        raise LeaktightError(
+            f"the gradient or update of {name!r} is not finite, so it cannot be defended; "
+            "lower local.learning_rate or check the data"
+        )
+
+
+def require_share(**settings: float) -> None:
+    """Raise ValueError unless all these settings lie in [0, 1]."""
+    for name, value in settings.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"expected {name} in [0, 1], got {value}")
+
+
+def require_non_negative(**settings: float) -> None:
+    """Raise ValueError unless all these settings are finite numbers >= 0."""
+    for name, value in settings.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"expected {name} >= 0, got {value}")
+
+
+def percentile_value(values: npt.NDArray[Any], share: float) -> Any:
+    """The smallest of the values that is not below their percentile.
+
+    The percentile is NumPy's, with linear interpolation: of n different values, ceil(share (n - 1)) lie below it.
+    Selecting one place takes a third of the time of `kthvalue` and a fiftieth of that of `quantile`, which sorts.
+
+    >>> import numpy as np
+    >>> int(percentile_value(np.arange(11), 0.75))
+    8
+    """
+    place = math.ceil(round(share * (values.size - 1), 9))  # rounded, because 0.07 * 100 is more than 7
+    ranked = values.flatten()
+    ranked.partition(place)
+    return ranked[place]
+
+
+def below_percentile(values: Tensor, share: float) -> Tensor:
+    """Which of the values lie below their percentile.
+
+    >>> import torch
+    >>> below_percentile(torch.tensor([1.0, 3.0, 2.0]), 0.5)
+    tensor([ True, False, False])
+    """
+    if not values.numel():
+        return torch.zeros_like(values, dtype=torch.bool)
+    return values < float(percentile_value(values.detach().cpu().numpy(), share))

@@ -1,0 +1,49 @@
+"""PRECODE: a variational bottleneck whose noise stands between the features and the last layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from leaktight.core.errors import ModelError
+from leaktight.core.protocols import ClientFacts, Defense
+from leaktight.core.rng import Rng
+from leaktight.core.types import State
+from leaktight.models.bottleneck import VariationalBottleneck, insert_bottleneck
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precode(Defense):
+    """PRECODE: a variational bottleneck before the last linear layer makes gradients random (Scheliga et al. 2022).
+
+    latent_size: K, how many numbers are drawn per example; the encoder gives a mean and a deviation for each.
+    penalty_weight: beta, the factor on the divergence (in bits) from N(0, 1) that joins the loss.
+
+    The bottleneck is part of the network that all share: its gradients are sent, its initial weights are the server's.
+    Only the noise is the client's own. It is drawn in evaluation too.
+    Reference: Scheliga, Mäder and Seeland, PRECODE, WACV 2022; github.com/dAI-SY-Group/PRECODE.
+    Assumes: the last linear layer is registered last.
+    Differs from the paper: nothing known; deviations are a softplus and the divergence is in bits, as in the code.
+    """
+
+    latent_size: int = 256
+    penalty_weight: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.latent_size < 1:
+            raise ValueError(f"expected latent_size >= 1, got {self.latent_size}")
+        if not (math.isfinite(self.penalty_weight) and self.penalty_weight >= 0):
+            raise ValueError(f"expected penalty_weight >= 0, got {self.penalty_weight}")
+
+    def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
+        return insert_bottleneck(model, self.latent_size, self.penalty_weight, rng=rng)
+
+    def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
+        if not any(isinstance(module, VariationalBottleneck) for module in model.modules()):
+            raise ModelError(
+                "expected a model with PRECODE's bottleneck, got one without; let the defense prepare the model that "
+                "server and clients share"
+            )
+        return model, {}

@@ -1,0 +1,182 @@
+"""Several defenses as one: every hook runs through the parts in order."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from torch import nn
+
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import (
+    Answers,
+    ClientFacts,
+    Conversation,
+    Defense,
+    Question,
+    Questions,
+    Report,
+    RoundPlan,
+    Step,
+)
+from leaktight.core.rng import Rng
+from leaktight.core.types import Batch, Params, State, Update
+
+_BETWEEN = ":"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Defense):
+    """Several defenses in order: each acts on what the ones before it left.
+
+    parts: the defenses; those that need the gradient of each example go first, because nobody can say what the gradient
+    of one example is once the mean has been changed (a named error).
+
+    Every part has its own state, its own random stream and its own name: its kind (for a defense of your own, its class
+    in snake case), numbered from the second of its kind on. Its figures are reported as "name.figure", its time as
+    "name_seconds", its questions to clients as "name:question". On the server `on_aggregate` runs from the last part to
+    the first: what was put on last is taken off first. An (epsilon, delta) of a part holds for the stack only if the
+    parts after it do not look at the data.
+
+    Reference: none. Assumes: nothing beyond what its parts assume.
+    """
+
+    parts: tuple[Defense, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("expected at least one defense in parts, got none; name some")
+        for part in self.parts:
+            if not isinstance(part, Defense):
+                raise ValueError(f"expected defenses in parts, got {type(part).__name__}")
+
+    @property
+    def named(self) -> dict[str, Defense]:
+        """The parts by name, in order.
+
+        >>> list(Stack(parts=(Defense(), Defense())).named)
+        ['defense', 'defense_2']
+        """
+        result: dict[str, Defense] = {}
+        seen: Counter[str] = Counter()
+        for part in self.parts:
+            own = _name(type(part))
+            seen[own] += 1
+            result[own if seen[own] == 1 else f"{own}_{seen[own]}"] = part
+        return result
+
+    @property
+    def private_parts(self) -> bool:
+        return any(part.private_parts for part in self.parts)
+
+    def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
+        for name, part in self.named.items():
+            model = part.prepare(model, rng=rng.child(name))
+        return model
+
+    def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
+        states: dict[str, State] = {}
+        for name, part in self.named.items():
+            model, states[name] = part.start(model, facts, rng=rng.child(name))
+        return model, states
+
+    def agree(self, clients: Sequence[str]) -> Conversation[None]:
+        for name, part in self.named.items():
+            yield from _addressed(part.agree(clients), name)
+
+    def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
+        name, between, kind = question.kind.partition(_BETWEEN)
+        part = self.named.get(name)
+        if part is None or not between:
+            raise ValueError(f"no part of the stack has an answer to {question.kind!r}; parts: {', '.join(self.named)}")
+        answer, own = part.answer(Question(kind, question.payload), state[name], facts, rng=rng.child(name))
+        return answer, {**state, name: own}
+
+    def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
+        states = dict(state)
+        for name, part in self.named.items():
+            with _measured(name, report) as own_report:
+                plan, states[name] = part.on_round(plan, state[name], rng=rng.child(name), report=own_report)
+        return plan, states
+
+    def on_batch(self, batch: Batch, state: State, *, rng: Rng, report: Report) -> tuple[Batch, State]:
+        states = dict(state)
+        for name, part in self.named.items():
+            with _measured(name, report) as own_report:
+                batch, states[name] = part.on_batch(batch, state[name], rng=rng.child(name), report=own_report)
+        return batch, states
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        states = dict(state)
+        changed_by: str | None = None
+        for name, part in self.named.items():
+            seen = step if changed_by is None else replace(step, per_example=_lost(name, changed_by))
+            with _measured(name, report) as own_report:
+                gradient, states[name] = part.on_gradient(seen, state[name], rng=rng.child(name), report=own_report)
+            if changed_by is None and _differs(gradient, step.gradient):
+                changed_by = name
+            step = replace(step, gradient=gradient)
+        return step.gradient, states
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        states = dict(state)
+        for name, part in self.named.items():
+            with _measured(name, report) as own_report:
+                update, states[name] = part.on_update(update, state[name], rng=rng.child(name), report=own_report)
+        return update, states
+
+    def on_aggregate(self, change: Params, num_clients: int, state: State) -> tuple[Params, State]:
+        """The parts from last to first: the change is what the last part sent, so that one is undone first."""
+        states = dict(state)
+        for name, part in reversed(self.named.items()):
+            change, states[name] = part.on_aggregate(change, num_clients, state.get(name, {}))
+        return change, states
+
+
+def _name(part: type[Defense]) -> str:
+    """The kind of a defense: ours are named as their files, others as their classes in snake case."""
+    folder, _, file = part.__module__.rpartition(".")
+    return file if folder == __package__ else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", part.__name__).lower()
+
+
+@contextmanager
+def _measured(name: str, report: Report) -> Iterator[Report]:
+    """A report for one part, under its name; what runs inside counts as that part's time."""
+    begin = perf_counter()
+    yield lambda figure, value: report(f"{name}.{figure}", value)
+    report(f"{name}_seconds", perf_counter() - begin)
+
+
+def _differs(gradient: Params, before: Params) -> bool:
+    """Whether a part put other tensors in place of the ones it was given."""
+    return gradient.keys() != before.keys() or any(gradient[name] is not tensor for name, tensor in before.items())
+
+
+def _lost(asking: str, changed_by: str) -> Callable[[], Params]:
+    """What stands in for per-example gradients once an earlier part has changed their mean."""
+
+    def refuse() -> Params:
+        raise UsageError(
+            f"{asking} needs the gradient of each example, but {changed_by} before it in the stack has changed the "
+            f"gradient already; put {asking} before {changed_by}"
+        )
+
+    return refuse
+
+
+def _addressed(conversation: Conversation[None], name: str) -> Generator[Questions, Answers, None]:
+    """A part's questions with its name in front of their kind, so that `answer` finds the part again."""
+    try:
+        questions = next(conversation)
+        while True:
+            answers = yield {
+                client: Question(f"{name}{_BETWEEN}{question.kind}", question.payload)
+                for client, question in questions.items()
+            }
+            questions = conversation.send(answers)
+    except StopIteration:
+        return

@@ -1,0 +1,128 @@
+"""FedKL's key-lock module: a normalisation without scale and shift of its own, and a lock that makes both from a key.
+
+The normalisation belongs to the network that all share (`normalise_blocks`); the lock is added where the key is
+(`lock_blocks`). Both hang below the layer that they follow, so no shared tensor changes its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leaktight.core.errors import ModelError
+from leaktight.core.rng import Rng, global_seed
+from leaktight.models.surgery import ConvBlock, conv_bn_blocks
+
+Blocks: TypeAlias = Literal["first", "all"]
+
+LOCK = "lock"
+_NORM = "norm"
+_NORMS: Mapping[type[nn.Module], type[_BatchNorm]] = {
+    nn.Conv1d: nn.BatchNorm1d,
+    nn.Conv2d: nn.BatchNorm2d,
+    nn.Conv3d: nn.BatchNorm3d,
+}
+
+
+class KeyLock(nn.Module):
+    """gamma * x + beta per channel of x (N, C, ...), where gamma and beta are linear functions of the key.
+
+    key: (K,). rectified: whether gamma and beta pass through ReLU.
+    """
+
+    key: Tensor
+
+    def __init__(self, channels: int, key: Tensor, *, rectified: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Linear(len(key), channels, dtype=key.dtype, device=key.device)
+        self.shift = nn.Linear(len(key), channels, dtype=key.dtype, device=key.device)
+        self.activation = nn.ReLU() if rectified else nn.Identity()
+        self.register_buffer("key", key)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        gamma, beta = self.coefficients()
+        per_channel = (-1, *(1 for _ in inputs.shape[2:]))
+        return gamma.view(per_channel) * inputs + beta.view(per_channel)
+
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """gamma and beta, (C,) each."""
+        return self.activation(self.scale(self.key)), self.activation(self.shift(self.key))
+
+
+def normalise_blocks(model: nn.Module, blocks: Blocks) -> None:
+    """Give the first convolution (or all) a batch norm without scale and shift, in place.
+
+    A batch norm that follows the convolution loses its scale and shift; where there is none, one is added below the
+    convolution. Doing it twice changes nothing. Layers count in the order of registration.
+    """
+    for block in _chosen(model, blocks):
+        if block.norm is None:
+            conv = model.get_submodule(block.conv)
+            _follow(conv, _NORM, _plain_norm(conv))
+            continue
+        norm = _batch_norm(model, block.norm)
+        norm.affine = False
+        for name in ("weight", "bias"):
+            norm.register_parameter(name, None)
+
+
+def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified: bool, rng: Rng) -> list[str]:
+    """Put a lock after each of the norms that `normalise_blocks` made, in place; the names of these norms.
+
+    One key from U(0, 1) serves all locks; their weights are drawn as PyTorch does.
+    """
+    drawn = torch.rand(key_length, generator=rng.child("key").torch())
+    names = []
+    for block in _chosen(model, blocks):
+        if block.norm is None or (norm := _batch_norm(model, block.norm)).affine:
+            raise ModelError(
+                f"expected a batch norm without scale and shift after {block.conv!r}, got none; let the defense "
+                "prepare the model that server and clients share"
+            )
+        weight = model.get_submodule(block.conv).get_parameter("weight")
+        key = drawn.to(weight.device, weight.dtype, copy=True)
+        with global_seed(rng.child(LOCK, block.norm)):
+            _follow(norm, LOCK, KeyLock(norm.num_features, key, rectified=rectified))
+        names.append(block.norm)
+    return names
+
+
+def _chosen(model: nn.Module, blocks: Blocks) -> tuple[ConvBlock, ...]:
+    found = conv_bn_blocks(model)
+    if not found:
+        raise ModelError("expected a model with a convolution to lock, got none; choose a model with convolutions")
+    return found if blocks == "all" else found[:1]
+
+
+def _batch_norm(model: nn.Module, name: str) -> _BatchNorm:
+    norm = model.get_submodule(name)
+    assert isinstance(norm, _BatchNorm)
+    return norm
+
+
+def _plain_norm(conv: nn.Module) -> nn.Module:
+    kind = next(norm for convolution, norm in _NORMS.items() if isinstance(conv, convolution))
+    weight = conv.get_parameter("weight")
+    return kind(len(weight), affine=False, dtype=weight.dtype, device=weight.device)
+
+
+def _follow(layer: nn.Module, name: str, successor: nn.Module) -> None:
+    """Run `successor` on everything that `layer` gives; it becomes the layer's child `name`."""
+    layer.add_module(name, successor)
+    layer.register_forward_hook(_Then(name))
+
+
+@dataclass(frozen=True)
+class _Then:
+    """A hook that finds its module by name, so that copies of the model run their own."""
+
+    name: str
+
+    def __call__(self, layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        result: Tensor = layer.get_submodule(self.name)(outputs)
+        return result
