@@ -15,10 +15,11 @@ from leaktight.attacks.descent import Adam
 from leaktight.attacks.labels import Given
 from leaktight.attacks.layer_weights import Weighting
 from leaktight.attacks.matched import OneBatch
-from leaktight.attacks.matching import Matching, Problem
+from leaktight.attacks.matching import Matching
 from leaktight.attacks.objectives import LayerCosine
 from leaktight.attacks.presets import Preset
 from leaktight.attacks.priors import TotalVariation
+from leaktight.attacks.search import Problem
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
@@ -69,6 +70,9 @@ class Agic(Preset):
             priors=((self.total_variation, TotalVariation()),),
             optimizer=Adam(learning_rate=self.learning_rate, slope=self.slope, decay="steps"),
         )
+
+    def composition(self) -> Matching | None:
+        return self.matching() if self.epochs == 1 else None
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         if self.epochs == 1:

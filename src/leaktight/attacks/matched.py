@@ -26,9 +26,9 @@ from leaktight.models.surgery import batch_statistics, mode_of
 class View:
     """One observed update in a form that can be matched.
 
-    target: what the guess has to come close to. steps: for every simulated step the places of its examples among those
-    behind the update, and its learning rate; empty where the gradient of all of them is matched.
-    notes: what the attacker assumed.
+    buffers: with the parameters that are not trained. target: what the guess has to come close to.
+    steps: for every simulated step the places of its examples among those behind the update, and its learning rate;
+    empty where the gradient of all of them is matched. notes: what the attacker assumed.
     """
 
     trainer: Trainer
@@ -62,11 +62,12 @@ class Matched(ABC):
         notes = [] if seen.mode else ["batch normalisation in training mode"]
         mode = seen.mode or "train"
         model = batch_statistics(seen.model) if mode == "train" else seen.model
+        frozen = {name: tensor for name, tensor in model.named_parameters() if name not in seen.broadcast.params}
         trainer = Trainer(model, seen.local_training or LocalTraining(), seen.task, mode=mode)
         view = View(
             trainer=trainer,
             params=_cast(seen.broadcast.params, precision),
-            buffers=_cast(seen.broadcast.buffers, precision),
+            buffers=_cast({**frozen, **seen.broadcast.buffers}, precision),
             target=_cast(seen.update.tensors, precision),
             notes=tuple(notes),
         )

@@ -21,6 +21,7 @@ from leaktight.attacks.matched import Matched, OneBatch, Simulation
 from leaktight.attacks.matching import Matching
 from leaktight.attacks.objectives import Cosine, SquaredError, Sum
 from leaktight.attacks.priors import BatchNormStatistics, L2Norm, TotalVariation
+from leaktight.attacks.spread import Parallel
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
@@ -35,7 +36,7 @@ class Preset(ABC):
     """Settings that all optimisation attacks share.
 
     labels: how labels are found; None is the attack's own way.
-    local: how a change after several local steps is matched.
+    local: how a change after several local steps is matched. parallel: how restarts and victims are spread.
     """
 
     iterations: int = 300
@@ -44,6 +45,7 @@ class Preset(ABC):
     local: Local = "simulate"
     backend: Backend = "fx"
     precision: Literal["float32", "float64"] = "float32"
+    parallel: Parallel = "auto"
     onednn: bool | None = None
     patience: int | None = None
     progress_every: int = 100
@@ -54,6 +56,10 @@ class Preset(ABC):
     @abstractmethod
     def matching(self) -> Matching:
         """The attack as a composition."""
+
+    def composition(self) -> Matching | None:
+        """The composition that `reconstruct` runs, if it runs nothing else; several victims then share its work."""
+        return self.matching() if type(self).reconstruct is Preset.reconstruct else None
 
     @property
     def requires(self) -> frozenset[Knowledge]:
@@ -70,6 +76,7 @@ class Preset(ABC):
             matched=_MATCHED[self.local],
             backend=self.backend,
             precision=self.precision,
+            parallel=self.parallel,
             onednn=self.onednn,
             patience=self.patience,
             progress_every=self.progress_every,

@@ -1,0 +1,105 @@
+"""Observations of one update, and how an attack on them is timed and weighed."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from leaktight.attacks.matching import Matching
+from leaktight.core.rng import Rng
+from leaktight.core.tasks import Classification
+from leaktight.core.tensors import buffers_of, parameters_of
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Broadcast, ImageShape, Observation, Update, UpdateKind
+from leaktight.fl.local import Trainer, local_update
+from leaktight.models import MODELS, build_model
+
+COLOUR = ImageShape(3, 32, 32)
+
+
+def observation(
+    kind: str, batch: int, shape: ImageShape = COLOUR, local: LocalTraining | None = None, seed: int = 0
+) -> Observation:
+    """The gradient of random images on an untrained network or, given `local`, the change after that training."""
+    generator = Rng(seed).torch()
+    model = build_model(MODELS[kind](), shape, 10, init="default", rng=Rng(seed))
+    images = torch.rand((batch, *shape), generator=generator)
+    labels = torch.arange(batch) % 10
+    params, buffers = parameters_of(model), buffers_of(model)
+    training = local or LocalTraining(batch_size=batch)
+    size = training.batch_size
+    steps = [Batch(images[start : start + size], labels[start : start + size]) for start in range(0, batch, size)]
+    result = local_update(
+        Trainer(model, training), params, buffers, steps, learning_rates=[training.learning_rate] * len(steps)
+    )
+    kind_of_update: UpdateKind = "gradient" if local is None else "delta"
+    return Observation(
+        model=model,
+        task=Classification(),
+        broadcast=Broadcast(params, buffers, 0),
+        update=Update(result.update(params, kind_of_update), kind_of_update, batch),
+        input_shape=shape,
+        num_classes=10,
+        labels=labels,
+        batch_size=batch,
+        local_training=training,
+        mode="train",
+    )
+
+
+def against(attack: Matching, seen: Observation, iterations: int, rival: Callable[[], None]) -> tuple[float, float]:
+    """Median seconds of a stretch of `iterations` of the attack, without tracing and compiling, and of the rival.
+
+    The two take turns, and only this process's own time counts, so that a busy machine slows both alike.
+    """
+    ours: list[float] = []
+    theirs: list[float] = []
+    since: list[float] = []
+
+    def turn(iteration: int, loss: float, guess: object) -> None:
+        now = time.process_time()
+        if since:  # the first stretch compiles
+            ours.append(now - since[-1])
+        rival()
+        theirs.append(time.process_time() - now)
+        since.append(time.process_time())
+
+    attack = replace(attack, iterations=6 * iterations, progress_every=iterations)
+    attack.reconstruct([seen], rng=Rng(0), progress=turn)
+    return statistics.median(ours), statistics.median(theirs)
+
+
+def per_iteration(attack: Matching, seen: Observation, iterations: int) -> float:
+    """Median seconds of one iteration, without tracing and compiling."""
+    stretch = max(iterations // 5, 1)
+    return against(attack, seen, stretch, lambda: None)[0] / stretch
+
+
+def peak_memory(work: Callable[..., None], *args: object) -> tuple[float, float]:
+    """The most memory, in MB, that a process of its own held before and after `work`, a function of a module."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_weigh, work, args).result()
+
+
+def _weigh(work: Callable[..., None], args: tuple[object, ...]) -> tuple[float, float]:
+    torch.set_num_threads(1)
+    before = _most_memory()
+    work(*args)
+    return before, _most_memory()
+
+
+def _most_memory() -> float:
+    """Of this process, in MB. Linux counts a parent's memory in `getrusage`, so its own file is read there."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,151 @@
+"""What is searched for, and the loss as a pure function of tensors.
+
+`first_order.py` and `second_order.py` minimise it. One search serves several victims at once if they are alike, that is
+if they differ in tensors only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.labels import Joint
+from leaktight.attacks.lanes import Tree
+from leaktight.attacks.matched import View, taken
+from leaktight.attacks.priors import BatchNormStatistics, GroupConsistency, ImagePrior
+from leaktight.core.rng import Rng
+from leaktight.core.types import ImageShape
+
+if TYPE_CHECKING:
+    from leaktight.attacks.matching import Matching
+
+Prior: TypeAlias = ImagePrior | BatchNormStatistics
+VictimProgress: TypeAlias = Callable[[int, int, float, Tensor | None], None]
+"""Called with the place of the victim, the iteration, the loss and the best guess so far."""
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be found, and the views of it. Each view has a weight and the places of its examples among all."""
+
+    views: Sequence[tuple[float, View, tuple[int, ...]]]
+    labels: Tensor | None
+    num_examples: int
+    shape: ImageShape
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What one restart found. iterations: how many it took, or evaluations of the loss for L-BFGS."""
+
+    variables: Tree
+    loss: float
+    iterations: int
+
+    def rank(self) -> float:
+        """The lower the better."""
+        return self.loss if math.isfinite(self.loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the restarts of one victim found, in their order, and how it was computed."""
+
+    candidates: Sequence[Candidate]
+    backend: str
+    onednn: bool
+
+    @property
+    def best(self) -> Candidate:
+        return min(self.candidates, key=Candidate.rank)
+
+
+class Search:
+    """The search for one victim, or for several that are alike.
+
+    restarts: the numbers of the restarts to make. Each has random streams of its own, so that a restart comes out the
+    same in whatever company it is run.
+    """
+
+    def __init__(
+        self,
+        attack: Matching,
+        problems: Sequence[Problem],
+        rngs: Sequence[Rng],
+        restarts: Sequence[int],
+        progress: VictimProgress | None = None,
+    ) -> None:
+        self.attack, self.problem, self.progress = attack, problems[0], progress
+        self.precision = PRECISIONS[attack.precision]
+        self.rngs = [[rng.child("restart", number) for number in restarts] for rng in rngs]
+        self.fixed = [self._constants(problem) for problem in problems]
+
+    def _constants(self, problem: Problem) -> Tree:
+        objective = self.attack.objective
+        fixed: Tree = {
+            "views": [
+                {
+                    "params": dict(view.params),
+                    "buffers": dict(view.buffers),
+                    "prepared": {}
+                    if objective is None
+                    else objective.prepare(view.target, view.trainer.model, problem.shape),
+                }
+                for _, view, _ in problem.views
+            ],
+        }
+        return fixed if problem.labels is None else {**fixed, "labels": problem.labels}
+
+    def start(self, rng: Rng) -> Tree:
+        """Where a restart begins."""
+        attack, problem, precision = self.attack, self.problem, self.precision
+        shape = (problem.num_examples, *problem.shape)
+        variables: Tree = {"images": attack.start.draw(shape, rng.child("images").torch()).to(precision)}
+        if isinstance(attack.labels, Joint):
+            draw = attack.labels.draw(problem.num_examples, problem.num_classes, rng.child("labels").torch())
+            variables["labels"] = draw.to(precision)
+        return variables
+
+    def loss(self, variables: Tree, group: Tree, fixed: Tree) -> Tensor:
+        """The loss of one guess. group: what draws restarts together, or empty. fixed: the victim's constants."""
+        images = variables["images"]
+        labels = fixed["labels"] if "labels" in fixed else variables["labels"].softmax(1)
+        terms = [weight * self._penalty(prior, images, fixed) for weight, prior in self.attack.priors]
+        if self.attack.objective is not None:
+            for (weight, view, places), tensors in zip(self.problem.views, fixed["views"], strict=True):
+                examples = taken(images, places), taken(labels, places)
+                guess = view.guess(*examples, tensors["params"], tensors["buffers"])
+                terms.append(weight * self.attack.objective.loss(guess, tensors["prepared"]))
+        if group:
+            terms.append(group["pull"] * GroupConsistency().penalty(images, group["consensus"]))
+        return torch.stack(terms).sum() if terms else images.sum() * 0
+
+    def _penalty(self, prior: Prior, images: Tensor, fixed: Tree) -> Tensor:
+        if isinstance(prior, ImagePrior):
+            return prior.penalty(images)
+        _, view, _ = self.problem.views[0]
+        tensors = fixed["views"][0]
+        return prior.penalty(images, view.trainer.model, tensors["params"], tensors["buffers"])
+
+
+class Plateau:
+    """Says when to stop: the loss is low enough, or has stopped falling."""
+
+    def __init__(self, attack: Matching) -> None:
+        self.attack = attack
+        self.reference, self.since = math.inf, 0
+
+    def __call__(self, iteration: int, loss: float) -> bool:
+        if self.attack.stop_below is not None and loss < self.attack.stop_below:
+            return True
+        if loss < 0.99 * self.reference:
+            self.reference, self.since = loss, iteration
+        return self.attack.patience is not None and iteration - self.since >= self.attack.patience

@@ -1,0 +1,78 @@
+"""L-BFGS search: one lane after the other; the restarts of a victim end with one that is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
+
+from leaktight.attacks.backends import Runnable, make_runnable
+from leaktight.attacks.lanes import Tree
+from leaktight.attacks.lbfgs import Lbfgs
+from leaktight.attacks.search import Candidate, Found, Plateau, Search
+
+
+def bend(search: Search) -> list[Found]:
+    """What was found, by victim; all share one traced function."""
+    starts = [[search.start(rng) for rng in row] for row in search.rngs]
+    first, spec = pytree.tree_flatten(starts[0][0])
+    shapes = [tensor.shape for tensor in first]
+    constants, layout = pytree.tree_flatten(search.fixed[0])
+
+    def unflatten(point: Tensor) -> Tree:
+        parts = torch.split(point, [shape.numel() for shape in shapes])
+        tree: Tree = pytree.tree_unflatten([part.reshape(s) for part, s in zip(parts, shapes, strict=True)], spec)
+        return tree
+
+    def flat(point: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        fixed = pytree.tree_unflatten(tensors, layout)
+        gradient, value = grad_and_value(lambda here: search.loss(unflatten(here), {}, fixed))(point)
+        return value, gradient
+
+    runnable = make_runnable(flat, [_vector(starts[0][0]), *constants], search.attack.backend, search.attack.onednn)
+    return [
+        Found(_restarts(search, victim, row, runnable, unflatten), runnable.backend, runnable.onednn)
+        for victim, row in enumerate(starts)
+    ]
+
+
+def _restarts(
+    search: Search, victim: int, starts: Sequence[Tree], runnable: Runnable, unflatten: Callable[[Tensor], Tree]
+) -> list[Candidate]:
+    attack, optimizer = search.attack, search.attack.optimizer
+    assert isinstance(optimizer, Lbfgs)
+    constants = pytree.tree_leaves(search.fixed[victim])
+
+    def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = runnable(point, *constants)
+        return value, gradient
+
+    candidates: list[Candidate] = []
+    for start in starts:
+        watch = _watch(search, victim, unflatten)
+        box = attack.box and optimizer.line_search == "wolfe"
+        result = optimizer.search(evaluate, _vector(start), attack.iterations, watch, box=box)
+        candidates.append(Candidate(unflatten(result.point), result.loss, result.evaluations))
+        if attack.stop_below is not None and result.loss < attack.stop_below:
+            break
+    return candidates
+
+
+def _watch(search: Search, victim: int, unflatten: Callable[[Tensor], Tree]) -> Callable[[int, float, Tensor], bool]:
+    plateau = Plateau(search.attack)
+
+    def watch(evaluations: int, loss: float, point: Tensor) -> bool:
+        if evaluations % search.attack.progress_every:
+            return False
+        if search.progress is not None:
+            search.progress(victim, evaluations, loss, unflatten(point)["images"])
+        return plateau(evaluations, loss)
+
+    return watch
+
+
+def _vector(tree: Tree) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in pytree.tree_leaves(tree)])
