@@ -58,7 +58,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def train(
     config: ConfigArgument = None,
     overrides: SetOption = None,
-    defense: Annotated[str | None, typer.Option(help="A defense of the catalogue, with its defaults.")] = None,
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="A defense of the catalogue; several are stacked in the order given."),
+    ] = None,
     centralised: Annotated[
         bool, typer.Option("--centralised", help="Train on the pooled data: the reference without federation.")
     ] = False,
@@ -84,7 +87,7 @@ def train(
     run_training(
         config,
         overrides or [],
-        defense=defense,
+        defenses=defense or [],
         pooled=centralised,
         out=out,
         resume=resume,
@@ -93,6 +96,191 @@ def train(
         dry_run=dry_run,
         as_json=as_json,
     )
+
+
+AttackOption = Annotated[
+    list[str] | None, typer.Option("--attack", metavar="KIND", help="An attack of the catalogue; may be repeated.")
+]
+DefenseOption = Annotated[
+    list[str] | None,
+    typer.Option("--defense", metavar="KIND", help="A defense of the catalogue; each is tried by itself."),
+]
+AdaptiveOption = Annotated[
+    bool, typer.Option("--adaptive/--no-adaptive", help="Also attack each defense with those who know it.")
+]
+TrialsOption = Annotated[int | None, typer.Option("--trials", min=1, help="Victims for each attack on each defense.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with --out, or with the newest run of the same settings.")
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core); no effect on numbers."
+    ),
+]
+
+
+@app.command()
+def audit(
+    config: ConfigArgument = None,
+    overrides: SetOption = None,
+    attack: AttackOption = None,
+    defense: DefenseOption = None,
+    adaptive: AdaptiveOption = True,
+    trials: TrialsOption = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/audit-NNN).")] = None,
+    resume: ResumeOption = False,
+    workers: WorkersOption = None,
+    data_root: DataRootOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, say what would run, and stop.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The main job: attack every defense in a federated scenario; verdicts, a table, report.html.
+
+    Example: leaktight audit --defense outpost --attack csdlg --trials 10
+    """
+    from leaktight.audit_commands import Options, run_command
+
+    options = Options(
+        config=config,
+        overrides=overrides or [],
+        attacks=attack or [],
+        defenses=defense or [],
+        adaptive=adaptive,
+        trials=trials,
+        out=out,
+        resume=resume,
+        workers=workers,
+        data_root=data_root,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    run_command("audit", options)
+
+
+@app.command()
+def tradeoff(
+    config: ConfigArgument = None,
+    overrides: SetOption = None,
+    attack: AttackOption = None,
+    defense: DefenseOption = None,
+    adaptive: AdaptiveOption = True,
+    trials: TrialsOption = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/tradeoff-NNN).")] = None,
+    resume: ResumeOption = False,
+    workers: WorkersOption = None,
+    data_root: DataRootOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, say what would run, and stop.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Leakage, accuracy and time of every defense, those that no other beats, and a recommendation.
+
+    Example: leaktight tradeoff --defense outpost --defense noise --set federation.rounds=20
+    """
+    from leaktight.audit_commands import Options, run_command
+
+    options = Options(
+        config=config,
+        overrides=overrides or [],
+        attacks=attack or [],
+        defenses=defense or [],
+        adaptive=adaptive,
+        trials=trials,
+        out=out,
+        resume=resume,
+        workers=workers,
+        data_root=data_root,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    run_command("tradeoff", options)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        str, typer.Option(metavar="NAME|MODULE:FUNCTION", help="The network, as `leaktight train` has it.")
+    ],
+    before: Annotated[Path, typer.Option(help="The model that the client got: .pt, .pth, .safetensors or .npz.")],
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="The size of one image.")],
+    after: Annotated[Path | None, typer.Option(help="The model that the client sent back.")] = None,
+    update: Annotated[Path | None, typer.Option(help="What the client sent instead: see --kind.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="delta|gradient", help="What --update is: after minus before, or a gradient.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes (default: rows of the last layer).")] = None,
+    mean: Annotated[
+        str | None, typer.Option(metavar="M[,M,M]", help="Normalisation of images in [0, 1] before the network.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="S[,S,S]", help="The same: (x - mean) / std.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples behind the update (default: 1).")] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="L[,L...]", help="Their labels, if the attacker knows them.")
+    ] = None,
+    local: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Local training: learning_rate, epochs or steps, batch_size, momentum ..."
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="train|eval", help="How batch normalisation and dropout ran (default: train).")
+    ] = None,
+    attack: AttackOption = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="The true images, to score against: a picture, a folder of pictures, an .npz.")
+    ] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/inspect-NNN).")] = None,
+    resume: ResumeOption = False,
+    workers: WorkersOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the files, say what would run, and stop.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack an update that you captured: what can be reconstructed from it, and what its numbers show.
+
+    Example: leaktight inspect --model net:build --before before.pt --after after.pt --shape 1,28,28
+    """
+    from leaktight import inspect_commands as command
+
+    request = command.Request(
+        model=model,
+        before=before,
+        after=after,
+        update=update,
+        kind=command.parse_kind(kind),
+        shape=command.parse_shape(shape),
+        classes=classes,
+        mean=command.parse_numbers(mean, "--mean"),
+        std=command.parse_numbers(std, "--std"),
+        batch_size=batch_size,
+        labels=command.parse_labels(labels),
+        local=local or [],
+        mode=command.parse_mode(mode),
+        attacks=attack or [],
+        truth=truth,
+        overrides=overrides or [],
+    )
+    output = command.Output(out=out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
+    command.run_inspect(request, output)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
+    form: Annotated[str, typer.Option("--format", help="html, or tables: md, csv, latex.")] = "html",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file (default: RUN/report.html, comparison.html for several; tables are printed)."),
+    ] = None,
+) -> None:
+    """Make a run's page again, compare runs side by side, or print their tables.
+
+    Example: leaktight report runs/audit-001 runs/audit-002 --format md
+    """
+    from leaktight.report_commands import run_report
+
+    run_report(runs, form=form, out=out)
 
 
 @app.command(name="list")

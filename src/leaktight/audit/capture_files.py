@@ -1,0 +1,208 @@
+"""Files that a user captured: tensors by name or in order, and pictures of the truth. Nothing in them is ever run."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from leaktight.core.errors import DataError, UsageError
+from leaktight.core.types import ImageShape
+from leaktight.data.images import IMAGE_SUFFIXES, decode_image, from_array, is_image, to_tensor
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "parameters")
+_PREFIXES = ("module.", "_orig_mod.", "_module.")
+"""What data parallelism, compilation and Opacus put before every name."""
+
+_NUMBERED = re.compile(r"arr_(\d+)")
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+_ERRORS = (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError, zipfile.BadZipFile)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The tensors of a file. ordered: it has no names (Flower's arrays, a list), so that their order tells them apart.
+
+    digest: of the file's bytes.
+    """
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    ordered: bool
+    digest: str
+
+
+def read_tensors(path: Path) -> Held:
+    """The tensors of a .pt, .pth, .safetensors or .npz file. A pickle that holds more than tensors is refused."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(f"expected a file of tensors ending in {', '.join(_READERS)}, got {path}; convert it")
+    if not path.is_file():
+        raise UsageError(f"expected a file of tensors at {path}, got none; check the path")
+    try:
+        content, digest = reader(path), hashlib.sha256(path.read_bytes()).hexdigest()
+    except pickle.UnpicklingError as error:
+        raise UsageError(_refusal(path, error)) from None
+    except (*_ERRORS, zlib.error) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(f"cannot read tensors from {path}: {reason}; save a state dict of tensors alone") from None
+    tensors, ordered = _named(path, content)
+    if not tensors:
+        raise UsageError(f"expected tensors in {path}, got none; save model.state_dict()")
+    return Held(path, {name: _dense(tensor) for name, tensor in tensors.items()}, ordered, digest)
+
+
+def _refusal(path: Path, error: Exception) -> str:
+    found = _GLOBAL.search(str(error))
+    what = f"names {found.group(1)}" if found else "holds more than tensors"
+    return (
+        f"refused {path}: it is a pickle that {what}, and could run code when loaded; "
+        "save tensors alone: torch.save(model.state_dict(), path), or safetensors"
+    )
+
+
+def _read_torch(path: Path) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about pickles of a kind that it then refuses
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _read_safetensors(path: Path) -> object:
+    return load_file(path)
+
+
+def _read_npz(path: Path) -> object:
+    archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError("a single array instead of several")
+    with archive:
+        arrays = {name: archive[name] for name in archive.files}
+    tensors = {name: torch.from_numpy(_native(array)) for name, array in arrays.items()}
+    places = {name: found for name in tensors if (found := _NUMBERED.fullmatch(name))}
+    if tensors and len(places) == len(tensors):
+        return [tensors[name] for name in sorted(tensors, key=lambda name: int(places[name].group(1)))]
+    return tensors
+
+
+_READERS: Mapping[str, Callable[[Path], object]] = {
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".safetensors": _read_safetensors,
+    ".npz": _read_npz,
+}
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """In the machine's byte order, with memory of its own."""
+    return np.array(array, dtype=array.dtype.newbyteorder("="))
+
+
+def _named(path: Path, content: object) -> tuple[dict[str, Tensor], bool]:
+    """Tensors by name, and whether the names are mere numbers."""
+    if isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), content)
+        if all(isinstance(value, Tensor) for value in inner.values()):
+            return _without_prefix({str(name): tensor for name, tensor in inner.items()}), False
+    elif isinstance(content, list | tuple) and all(isinstance(value, Tensor) for value in content):
+        return {f"arr_{place}": tensor for place, tensor in enumerate(content)}, True
+    raise UsageError(
+        f"expected tensors by name, or a list of tensors, in {path}, got something else; save model.state_dict()"
+    )
+
+
+def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in _PREFIXES:
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            return _without_prefix({name.removeprefix(prefix): tensor for name, tensor in tensors.items()})
+    return tensors
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+
+
+@dataclass(frozen=True)
+class TrueExamples:
+    """What stands behind a captured update, as far as the user says it: images (N, C, H, W) in [0, 1], labels (N,)."""
+
+    images: Tensor
+    labels: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def read_truth(path: Path, shape: ImageShape) -> TrueExamples:
+    """The true images: a picture, a folder of pictures in the order of their names, or an .npz.
+
+    An .npz holds `images` (or only one array), and perhaps `labels`. Nothing is resized: a truth of another size is not
+    the truth.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if is_image(file.name))
+        if not files:
+            raise DataError(f"expected pictures ({', '.join(sorted(IMAGE_SUFFIXES))}) in {path}, got none")
+        return TrueExamples(_floats(torch.stack([_picture(file, shape) for file in files])), None)
+    if not path.is_file():
+        raise DataError(f"expected true images at {path}, got no such file or folder; check the path")
+    if is_image(path.name):
+        return TrueExamples(_floats(_picture(path, shape)[None]), None)
+    if path.suffix.lower() == ".npz":
+        return _arrays(path, shape)
+    raise DataError(f"expected true images as a picture, a folder of pictures or an .npz, got {path}; convert them")
+
+
+def _picture(file: Path, shape: ImageShape) -> Tensor:
+    image = to_tensor(decode_image(file.read_bytes(), str(file), shape.channels))
+    _check_size(str(file), tuple(image.shape), shape)
+    return image
+
+
+def _arrays(path: Path, shape: ImageShape) -> TrueExamples:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (*_ERRORS, zlib.error) as error:
+        raise DataError(f"{path}: expected a readable .npz without objects, got {error}; save it again") from None
+    key = "images" if "images" in arrays else next(iter(arrays), "")
+    if key != "images" and len(arrays) != 1:
+        raise DataError(f"{path}: expected an array 'images', got {', '.join(arrays) or 'nothing'}; name it so")
+    images = from_array(arrays[key], f"{path} [{key}]")
+    _check_size(str(path), tuple(images.shape[1:]), shape)
+    labels = arrays.get("labels")
+    if labels is None:
+        return TrueExamples(_floats(images), None)
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
+        raise DataError(
+            f"{path}: expected labels to be {len(images)} integers, one per image, got {labels.dtype} of shape "
+            f"{labels.shape}"
+        )
+    return TrueExamples(_floats(images), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _check_size(source: str, size: tuple[int, ...], shape: ImageShape) -> None:
+    if size != tuple(shape):
+        raise DataError(
+            f"{source}: expected {_times(shape)} as in --shape, got {_times(size)}; give the images as the network saw "
+            "them, or correct --shape"
+        )
+
+
+def _times(size: tuple[int, ...]) -> str:
+    return "x".join(str(each) for each in size)
+
+
+def _floats(images: Tensor) -> Tensor:
+    return images.to(torch.float32).div_(255)

@@ -1,0 +1,166 @@
+"""One trial: play the attacked round, show the attacker what the threat model lets it see, judge its guess."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from leaktight.audit.attempt import attempt
+from leaktight.audit.judge import judge
+from leaktight.audit.ledger import ledger_of, threat_of
+from leaktight.audit.plan import Experiment, TrialSpec
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.protocols import ActiveAttack, Defense
+from leaktight.core.rng import Rng
+from leaktight.core.tensors import buffers_of, parameters_of, unpack
+from leaktight.core.types import Batch, Broadcast, Params, RoundTrace
+from leaktight.engines import inprocess
+from leaktight.engines.tasks import Job
+from leaktight.engines.training import restored_state
+from leaktight.fl.client import Train
+from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.metrics import BuiltMetrics, Resources, build_metrics
+
+SCHEMA_VERSION = 1
+PUBLIC_EXAMPLES = 512
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a worker process holds: the experiment, and what training has reached.
+
+    states, accuracy: by `state_key`. failed: why there are no states, by defense.
+    """
+
+    experiment: Experiment
+    states: Mapping[str, bytes] = field(default_factory=dict)
+    accuracy: Mapping[str, float | None] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def metrics(self) -> BuiltMetrics:
+        return build_metrics(self.experiment.settings.image_metrics, Resources(root=self.experiment.data_root))
+
+    @cached_property
+    def public_data(self) -> Batch:
+        """Examples that no client holds."""
+        test = self.experiment.federation.dataset.test
+        order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").torch())
+        return test.batch(order[:PUBLIC_EXAMPLES])
+
+    def __call__(self, job: Job) -> Job:
+        """Run the trial of this id: its line for the store, and its two pictures."""
+        spec = self.experiment.by_id[job["id"]]
+        return attempt(self._head(spec), lambda: self._run(spec))
+
+    def _head(self, spec: TrialSpec) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "id": spec.id,
+            "attack": spec.attack.name,
+            "attack_settings": dict(spec.attack.settings),
+            "role": spec.attack.role,
+            "defense": spec.defense.name,
+            "defense_settings": dict(spec.defense.settings),
+            "adaptive": spec.attack.adaptive,
+            "trial": spec.trial,
+            "round": spec.round,
+            "client": self.experiment.victim(spec.trial),
+            "seed": self.experiment.seed,
+            "status": "done",
+            "error": None,
+            "threat": threat_of(spec.attack.threat(self.experiment.threat)),
+            "ledger": {},
+            "scores": {},
+            "label_accuracy": None,
+            "loss": None,
+            "first_loss": None,
+            "update_changed": None,
+            "model_accuracy": self.accuracy.get(state_key(spec.defense.name, spec.round)),
+            "images": None,
+        }
+
+    def _run(self, spec: TrialSpec) -> tuple[dict[str, Any], dict[str, bytes]]:
+        experiment = self.experiment
+        if spec.defense.name in self.failed:
+            raise LeaktightError(f"training with {spec.defense.name} failed: {self.failed[spec.defense.name]}")
+        federation = experiment.attacked_federation(spec.defense.value, spec.trial)
+        trace = replace(self._play(spec, federation), public_data=self.public_data)
+        victim = experiment.victim(spec.trial)
+        threat = spec.attack.threat(experiment.threat)
+        seen = threat.observe(trace, victim)
+        first: list[float] = []
+        found = spec.attack.value.reconstruct(
+            [seen],
+            rng=experiment.rng(spec.trial).child("attack", spec.attack.name),
+            progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
+        )
+        truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
+        judged = judge(found.guess, truth, self.metrics)
+        ledger = ledger_of(experiment, spec, trace, victim, threat, found)
+        line = {
+            "ledger": ledger,
+            "scores": judged.scores,
+            "label_accuracy": judged.label_accuracy if ledger["labels"] in ("inferred", "searched") else None,
+            "loss": found.loss,
+            "first_loss": first[0] if first else None,
+            "update_changed": self._changed(spec, trace, victim),
+            "images": {"size": judged.size, "count": judged.count},
+        }
+        return line, {"truth": judged.truth, "guess": judged.guess}
+
+    def _play(self, spec: TrialSpec, federation: Federation) -> RoundTrace:
+        state = self._state(spec, federation)
+        attack = spec.attack.value
+        if isinstance(attack, ActiveAttack):
+            if self.experiment.threat.server != "malicious":
+                raise UsageError(
+                    f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
+                )
+            server = state.server
+            sent = attack.tamper(
+                Broadcast(server.params, server.buffers, server.round),
+                rng=self.experiment.rng(spec.trial).child("tamper", spec.attack.name),
+            )
+            state = replace(state, server=replace(server, params=sent.params, buffers=sent.buffers))
+        traces: list[RoundTrace] = []
+        inprocess.run(federation, state, workers=1, until=spec.round + 1, record=traces.append)
+        return traces[0]
+
+    def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:
+        packed = self.states.get(state_key(spec.defense.name, spec.round))
+        return first_state(federation) if packed is None else restored_state(unpack(packed))
+
+    def _changed(self, spec: TrialSpec, trace: RoundTrace, victim: str) -> bool:
+        """Whether the defense made a difference to what the client sent."""
+        plain = self.experiment.attacked_federation(Defense(), spec.trial)
+        sent = trace.clients[victim].update.tensors
+        model, received = plain.trainer.model, trace.broadcast
+        if (received.params.keys(), received.buffers.keys()) != (parameters_of(model).keys(), buffers_of(model).keys()):
+            return True
+        server = plain.server
+        request = Train(
+            trace.broadcast,
+            trace.local.learning_rate,
+            server.aggregator.update_kind,
+            server.aggregator.loss_scale(server.sizes[victim], list(server.sizes.values())),
+        )
+        return not _equal(plain.client(victim).train_round(request, None).trained.update.tensors, sent)
+
+
+def state_key(defense: str, round_index: int) -> str:
+    return f"{defense}@{round_index}"
+
+
+def truth_of(trace: RoundTrace, members: Sequence[str]) -> Batch:
+    """The examples behind what the attacker saw."""
+    examples = [trace.clients[name].truth.examples for name in members]
+    return Batch(torch.cat([each.inputs for each in examples]), torch.cat([each.targets for each in examples]))
+
+
+def _equal(left: Params, right: Params) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())

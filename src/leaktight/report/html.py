@@ -1,0 +1,117 @@
+"""`report.html`: one file that holds everything it shows and asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from leaktight import __version__
+from leaktight.core.files import write_atomically
+from leaktight.report import words
+from leaktight.report.comparison import compare
+from leaktight.report.page import build_page
+from leaktight.report.pareto import pareto_plot, row_names
+from leaktight.report.runs import Run, load_run
+from leaktight.report.timeline import legend, panels
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into a run's folder from its result files; return where it lies."""
+    path = run_dir / "report.html"
+    write_atomically(path, render_report(load_run(run_dir)))
+    return path
+
+
+def render_report(run: Run) -> str:
+    """The page of one run."""
+    tradeoff, moments = run.summary.tradeoff, run.summary.over_time or ()
+    return fill(
+        "report.html.j2",
+        title=f"Leakage report: {run.name}",
+        page=build_page(run),
+        run=run,
+        summary=run.summary,
+        pareto_wide=pareto_plot(tradeoff, anchor="pareto-wide", width=760, height=440) if tradeoff else None,
+        pareto_narrow=pareto_plot(tradeoff, anchor="pareto-narrow", width=340, height=380) if tradeoff else None,
+        tradeoff_names=row_names(tradeoff.rows) if tradeoff else [],
+        time_panels=panels(moments),
+        time_legend=legend(moments),
+    )
+
+
+def render_comparison(runs: Sequence[Run], folder: Path) -> str:
+    """The page of several runs, for a file in `folder`; it links to those reports of theirs that are there."""
+    comparison = compare(runs)
+    links = [_link(run.path / "report.html", folder) for run in runs]
+    return fill(
+        "comparison.html.j2",
+        title="Leakage of " + ", ".join(comparison.names),
+        comparison=comparison,
+        links=list(zip(comparison.names, links, strict=True)),
+    )
+
+
+def _link(report: Path, folder: Path) -> str | None:
+    if not report.is_file():
+        return None
+    return quote(Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix())
+
+
+def fill(template: str, **values: Any) -> str:
+    """A template of this package, filled; whatever is not markup of our own is escaped."""
+    style, script = _asset("style.css"), _asset("script.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(style),
+            script=Markup(script),
+            policy=(
+                f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+                "base-uri 'none'; form-action 'none'"
+            ),
+            version=__version__,
+            **values,
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("leaktight.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=words.number,
+        percent=words.percent,
+        seconds=words.seconds,
+        threat=words.threat_words,
+        fact=words.fact,
+        fact_name=words.fact_name,
+        defense=words.defense_words,
+        leaked=words.leaked_words,
+        metric=words.metric_words,
+        verdict=lambda name: words.VERDICTS.get(name, name),
+        symbol=lambda level: words.SYMBOLS.get(level, "·"),
+    )
+    environment.globals.update(attack_words=words.attack_words, interval=words.interval, counted=words.counted)
+    return environment
+
+
+def _asset(name: str) -> str:
+    return files("leaktight.report").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,0 +1,155 @@
+"""Originals and reconstructions, cut from a trial's strips and turned into data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from leaktight.report.results import Trial
+from leaktight.report.words import METRICS, leaks_when, metric_words, number
+
+MOST_PAIRS = 12
+"""Pairs shown of one attack on one defense."""
+BUDGET = 24_000_000
+"""Bytes of pixels in one page, about; larger images mean fewer pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """An original beside its reconstruction. The two pictures are data URIs, or None where a file cannot be read."""
+
+    anchor: str
+    title: str
+    truth: str | None
+    guess: str | None
+    width: int
+    height: int
+    scores: tuple[tuple[str, str], ...]
+    trial: Trial
+
+    @property
+    def caption(self) -> str:
+        return ", ".join(f"{label} {value}" for label, value in self.scores)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One example of one trial."""
+
+    trial: Trial
+    index: int
+
+    def score(self, metric: str) -> float | None:
+        values = self.trial.scores.get(metric) or []
+        return values[self.index] if self.index < len(values) else None
+
+    @property
+    def leak(self) -> float:
+        """A key that puts the most leaking example first."""
+        for metric in ("psnr", "ssim", "mse"):
+            value = self.score(metric)
+            if value is not None and not math.isnan(value):
+                return -value if leaks_when(metric) == "high" else value
+        return math.inf
+
+
+class Album:
+    """Cuts the strips of one run. Every pair gets an anchor of its own."""
+
+    def __init__(self, folder: Path, groups: int, trials: Sequence[Trial]) -> None:
+        self.folder = folder.resolve()
+        self.strips: dict[str, Image.Image | None] = {}
+        self.made = 0
+        self.most = _pairs_per_group(groups, trials)
+
+    def pairs(self, trials: Sequence[Trial]) -> tuple[list[Pair], int]:
+        """The most leaking examples of these trials, and how many there are in all."""
+        places = [
+            _Place(trial, index)
+            for trial in trials
+            if trial.status == "done" and trial.images
+            for index in range(_count(trial))
+        ]
+        places.sort(key=lambda place: place.leak)
+        return [self._pair(place) for place in places[: self.most]], len(places)
+
+    def most_leaking(self, trial: Trial) -> Pair | None:
+        """The trial's most leaking example."""
+        if trial.images is None or not _count(trial):
+            return None
+        return self._pair(min((_Place(trial, index) for index in range(_count(trial))), key=lambda place: place.leak))
+
+    def _pair(self, place: _Place) -> Pair:
+        trial = place.trial
+        assert trial.images is not None
+        known = trial.images.truth
+        truth, guess = self._tile(known, place) if known else None, self._tile(trial.images.guess, place)
+        self.made += 1
+        sample = truth or guess
+        of = f", image {place.index + 1} of {_count(trial)}" if _count(trial) > 1 else ""
+        return Pair(
+            anchor=f"pair-{self.made}",
+            title=f"{trial.client}, round {trial.round}, trial {trial.trial}{of}",
+            truth=_data_uri(truth),
+            guess=_data_uri(guess),
+            width=sample.width if sample else 32,
+            height=sample.height if sample else 32,
+            scores=tuple(
+                (metric_words(metric).label, number(place.score(metric), metric))
+                for metric in sorted(trial.scores, key=_order)
+                if place.score(metric) is not None
+            ),
+            trial=trial,
+        )
+
+    def _tile(self, file: str, place: _Place) -> Image.Image | None:
+        strip = self._strip(file)
+        if strip is None:
+            return None
+        width = strip.width // _count(place.trial)
+        return strip.crop((place.index * width, 0, (place.index + 1) * width, strip.height)) if width else None
+
+    def _strip(self, file: str) -> Image.Image | None:
+        if file not in self.strips:
+            self.strips[file] = self._read(file)
+        return self.strips[file]
+
+    def _read(self, file: str) -> Image.Image | None:
+        path = (self.folder / file).resolve()
+        if not path.is_relative_to(self.folder):  # a result file that points elsewhere is not to be trusted
+            return None
+        try:
+            with Image.open(path) as image:
+                return image.convert("L" if image.mode in ("1", "L") else "RGB")
+        except (OSError, ValueError, Image.DecompressionBombError):
+            return None
+
+
+def _count(trial: Trial) -> int:
+    scored = max((len(values) for values in trial.scores.values() if values), default=0)
+    return (trial.images.count if trial.images and trial.images.count else 0) or scored or 1
+
+
+def _order(metric: str) -> tuple[int, str]:
+    names = list(METRICS)
+    return (names.index(metric) if metric in METRICS else len(names), metric)
+
+
+def _pairs_per_group(groups: int, trials: Sequence[Trial]) -> int:
+    sizes = [trial.images.size for trial in trials if trial.images and trial.images.size]
+    largest = max((height * width for height, width in sizes), default=32 * 32)
+    return max(1, min(MOST_PAIRS, BUDGET // (max(groups, 1) * largest * 2 * 3)))
+
+
+def _data_uri(image: Image.Image | None) -> str | None:
+    if image is None:
+        return None
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

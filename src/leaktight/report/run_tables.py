@@ -1,0 +1,148 @@
+"""The tables of one run, as text in rows; `tables` and `html` write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leaktight.report.page import attackers_of, controls_of, metrics_of
+from leaktight.report.pareto import row_names
+from leaktight.report.results import Cell, Score, Summary, Threat
+from leaktight.report.words import (
+    MISSING,
+    VERDICTS,
+    attack_words,
+    defense_words,
+    fact,
+    interval,
+    metric_words,
+    number,
+    percent,
+    seconds,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """text_columns: how many columns at the left hold words; the others hold figures.
+
+    prose: the last column holds sentences.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: int
+    note: str = ""
+    prose: bool = False
+
+
+def run_tables(summary: Summary) -> list[Table]:
+    """Verdicts, leakage, cost and leakage over time, as far as the run has them."""
+    attackers = attackers_of(summary)
+    tables = [_verdicts(summary, attackers), _leakage(summary, attackers), _tradeoff(summary), _time(summary)]
+    return [table for table in tables if table.rows]
+
+
+def attack_name(cell: Cell) -> str:
+    """An attack as a table names it."""
+    return attack_words(cell.attack, cell.adaptive) + (" (control)" if cell.role == "control" else "")
+
+
+def metric_header(metric: str) -> str:
+    words = metric_words(metric)
+    return f"{words.label} ({words.unit})" if words.unit else words.label
+
+
+def mean_words(score: Score | None, metric: str) -> str:
+    """A mean with its interval, without the unit."""
+    if score is None:
+        return MISSING
+    span = interval(score, metric)
+    return number(score.mean, metric, unit=False) + (f" ({span})" if span else "")
+
+
+def _verdicts(summary: Summary, attackers: dict[Threat, str]) -> Table:
+    many = len(attackers) > 1
+    header = ("Defense", *(["Attacker"] if many else []), "Verdict", "Because")
+    rows = tuple(
+        (
+            defense_words(entry.defense),
+            *([attackers[entry.threat]] if many else []),
+            VERDICTS.get(entry.verdict, entry.verdict),
+            entry.because,
+        )
+        for entry in summary.verdicts
+    )
+    return Table(title="Verdicts", header=header, rows=rows, text_columns=len(header), prose=True)
+
+
+def _leakage(summary: Summary, attackers: dict[Threat, str]) -> Table:
+    metrics, controls, many = metrics_of(summary.cells), controls_of(summary.cells), len(attackers) > 1
+    header = ["Defense", "Attack", *(["Attacker"] if many else []), "Trials", "Leaked"]
+    for metric in metrics:
+        header += [metric_header(metric), "worst", *(["without the update"] if metric in controls else [])]
+    rows = []
+    for cell in summary.cells:
+        row = [defense_words(cell.defense), attack_name(cell)]
+        row += [attackers.get(cell.threat, MISSING)] if many else []
+        row += [str(cell.done), percent(cell.success_rate, 0)]
+        for metric in metrics:
+            row += _figures(cell, metric, controlled=metric in controls)
+        rows.append(tuple(row))
+    return Table(
+        title="Leakage",
+        header=tuple(header),
+        rows=tuple(rows),
+        text_columns=3 if many else 2,
+        note="Mean over trials, 95 % interval in brackets; worst: the most leaking trial"
+        + ("; without the update: the best negative control on the same victims." if controls else "."),
+    )
+
+
+def _figures(cell: Cell, metric: str, *, controlled: bool) -> Sequence[str]:
+    score = cell.scores.get(metric)
+    found = [mean_words(score, metric), number(score.worst if score else None, metric, unit=False)]
+    return [*found, number(cell.control.get(metric), metric, unit=False)] if controlled else found
+
+
+def _tradeoff(summary: Summary) -> Table:
+    rows = summary.tradeoff.rows if summary.tradeoff else ()
+    return Table(
+        title="Cost",
+        header=("Defense", "Strongest attack", "Leakage", "PSNR (dB)", "Accuracy", "Time a round", "On the front"),
+        rows=tuple(
+            (
+                name,
+                row.leak.attack or MISSING,
+                f"{metric_words(row.leak.metric).label} {number(row.leak.worst, row.leak.metric)}",
+                number(row.leak.psnr, "psnr", unit=False),
+                percent(row.accuracy),
+                seconds(row.seconds_per_round),
+                "yes" if row.on_front else "no",
+            )
+            for row, name in zip(rows, row_names(rows), strict=True)
+        ),
+        text_columns=2,
+        note="Leakage is that of the most leaking trial.",
+    )
+
+
+def _time(summary: Summary) -> Table:
+    return Table(
+        title="Leakage over time",
+        header=("Defense", "Attack", "Round", "PSNR (dB)", "SSIM", "Accuracy", "Trials"),
+        rows=tuple(
+            (
+                defense_words(moment.defense),
+                attack_words(moment.attack, moment.adaptive),
+                str(moment.round),
+                mean_words(moment.scores.get("psnr"), "psnr"),
+                mean_words(moment.scores.get("ssim"), "ssim"),
+                percent(moment.accuracy),
+                fact(moment.trials),
+            )
+            for moment in summary.over_time or ()
+        ),
+        text_columns=2,
+    )

@@ -1,0 +1,191 @@
+"""Tables as Markdown, LaTeX (booktabs) and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+
+from leaktight.report.comparison import compare, row_keys, run_names
+from leaktight.report.pareto import row_names
+from leaktight.report.results import Cell, Score, Threat
+from leaktight.report.run_tables import Table
+from leaktight.report.runs import Run
+
+Key = tuple[str, ...]
+CSV_KEYS = ("table", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")
+"""which: 0, unless a run has several cells of the same attack on the same defense."""
+
+
+def to_markdown(runs: Sequence[Run]) -> str:
+    """Tables with a heading each."""
+    comparison = compare(runs)
+    parts = [f"# Leakage: {markdown(', '.join(comparison.names))}", *map(markdown, comparison.warnings)]
+    for table in comparison.tables:
+        marks = ["---"] * table.text_columns + ["---:"] * (len(table.header) - table.text_columns)
+        lines = [_markdown_row(table.header), "|" + "|".join(marks) + "|", *map(_markdown_row, table.rows)]
+        parts += [f"## {markdown(table.title)}", "\n".join(lines)]
+        if table.note:
+            parts.append(markdown(table.note))
+    parts.append("\n".join(f"- {markdown(note)}" for note in comparison.notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def to_latex(runs: Sequence[Run]) -> str:
+    """A `table` environment for each; they need the package booktabs."""
+    comparison = compare(runs)
+    said = [f"Leakage: {', '.join(comparison.names)}", *comparison.warnings, *comparison.notes]
+    parts = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(line)}" for line in said)]
+    parts += [_latex_table(table) for table in comparison.tables]
+    return "\n".join(parts) + "\n"
+
+
+def to_csv(runs: Sequence[Run]) -> str:
+    """One row for every figure: what it is, its value in every run, and its difference from the first run's."""
+    names = run_names(runs)
+    found: dict[Key, dict[int, float]] = {}
+    attackers: dict[Key, dict[str, None]] = {}
+    for position, run in enumerate(runs):
+        for key, attacker, value in _figures(run):
+            if value is not None:
+                found.setdefault(key, {})[position] = value
+                attackers.setdefault(key, {})[attacker] = None
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    columns = [csv_text(name) for name in names] if len(runs) > 1 else ["value"]
+    writer.writerow([*CSV_KEYS, "attacker", *columns, *(csv_text(f"{name} minus {names[0]}") for name in names[1:])])
+    for key, held in found.items():
+        values = [held.get(at) for at in range(len(runs))]
+        changes = [None if value is None or values[0] is None else value - values[0] for value in values[1:]]
+        who = " | ".join(attackers[key])
+        writer.writerow([*map(csv_text, (*key, who)), *map(_csv_number, values + changes)])
+    return buffer.getvalue()
+
+
+def markdown(text: str) -> str:
+    r"""
+    >>> markdown("a|b_c*<i>")
+    'a\\|b\\_c\\*&lt;i&gt;'
+    """
+    escaped = re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", _one_line(text))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "–": "--",
+    "−": "$-$",
+    "×": r"$\times$",
+    "∞": r"$\infty$",
+    "“": "``",
+    "”": "''",
+}
+_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def latex(text: str) -> str:
+    r"""
+    >>> latex("50 % of a_b {x} \\ ^")
+    '50 \\% of a\\_b \\{x\\} \\textbackslash{} \\textasciicircum{}'
+    >>> latex("1.6 × 10⁻⁵")
+    '1.6 $\\times$ 10$^{-5}$'
+    """
+    plain = "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
+    return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda found: f"$^{{{found[0].translate(_RAISED)}}}$", plain)
+
+
+def csv_text(text: str) -> str:
+    """Text that a spreadsheet does not take for a formula.
+
+    >>> csv_text("=1+1"), csv_text("outpost")
+    ("'=1+1", 'outpost')
+    """
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
+
+
+def _latex_table(table: Table) -> str:
+    columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
+    if table.prose:
+        columns = columns[:-1] + r"p{0.5\linewidth}"
+    rows = [" & ".join(latex(cell) for cell in row) + r" \\" for row in (table.header, *table.rows)]
+    caption = f"{latex(table.title)}. {latex(table.note)}".strip()
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            rows[0],
+            r"\midrule",
+            *rows[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _figures(run: Run) -> Iterator[tuple[Key, str, float | None]]:
+    """Every figure of a run: its key in the order of `CSV_KEYS`, its attacker, its value in full precision."""
+    for key, cell in zip(row_keys(run.summary.cells), run.summary.cells, strict=True):
+        for (metric, statistic), value in _cell_figures(cell):
+            yield ("leakage", *key, "", metric, statistic), _attacker(cell.threat), value
+    tradeoff = run.summary.tradeoff
+    for row, name in zip(tradeoff.rows, row_names(tradeoff.rows), strict=True) if tradeoff else ():
+        cost = ("tradeoff", name, "", "", "", "", "")
+        yield (*cost, row.leak.metric, "worst"), "", row.leak.worst
+        yield (*cost, "accuracy", "final"), "", row.accuracy
+        yield (*cost, "seconds_per_round", "mean"), "", row.seconds_per_round
+        yield (*cost, "cost_share", "mean"), "", row.cost_share
+    for moment in run.summary.over_time or ():
+        adaptive = str(moment.adaptive).lower()
+        when = ("over_time", moment.defense, moment.attack, "attack", adaptive, "0", str(moment.round))
+        for metric, score in moment.scores.items():
+            for statistic, value in _statistics(score):
+                yield (*when, metric, statistic), "", value
+        yield (*when, "accuracy", "mean"), "", moment.accuracy
+
+
+def _cell_figures(cell: Cell) -> Iterator[tuple[tuple[str, str], float | None]]:
+    for metric, score in cell.scores.items():
+        for statistic, value in _statistics(score):
+            yield (metric, statistic), value
+        yield (metric, "without_update"), cell.control.get(metric)
+    yield ("trials", "count"), cell.done
+    yield ("failed", "count"), cell.failed
+    yield ("success_rate", "mean"), cell.success_rate
+    yield ("seconds", "mean"), cell.seconds
+
+
+def _attacker(threat: Threat) -> str:
+    return f"{threat.server}; sees {threat.sees}; knows {' '.join(threat.knows)}"
+
+
+def _statistics(score: Score) -> list[tuple[str, float | None]]:
+    low, high = score.ci95 or (None, None)
+    return [("mean", score.mean), ("ci95_low", low), ("ci95_high", high), ("worst", score.worst)]
+
+
+def _csv_number(value: float | None) -> str:
+    return "" if value is None else repr(value)

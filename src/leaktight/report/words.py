@@ -1,0 +1,218 @@
+"""Numbers and facts as plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leaktight.report.results import UNDEFENDED, Cell, Score, Threat
+
+MISSING = "–"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+Level = Literal["leaks", "partly", "not-found", "cannot-conclude", "control", "unknown"]
+
+
+@dataclass(frozen=True)
+class MetricWords:
+    """How a metric is written. digits: after the point; None stands for three significant ones."""
+
+    label: str
+    unit: str = ""
+    digits: int | None = 2
+    leaks_when: Literal["high", "low"] = "high"
+    meaning: str = ""
+
+
+METRICS: Mapping[str, MetricWords] = {
+    "psnr": MetricWords("PSNR", "dB", 1, "high", "higher: closer to the original"),
+    "ssim": MetricWords("SSIM", "", 2, "high", "1: identical structure, 0: none in common"),
+    "lpips_alex": MetricWords("LPIPS", "", 2, "low", "0: looks the same to a trained network"),
+    "mse": MetricWords("MSE", "", None, "low", "0: identical pixels"),
+    "loss": MetricWords("loss", "", None, "low"),
+    "label_accuracy": MetricWords(
+        "labels found", "%", 0, "high", "share of the batch's labels that the attack got right"
+    ),
+}
+
+VERDICTS: Mapping[str, str] = {
+    "leaks": "Leaks",
+    "partly": "Leaks in part",
+    "not-found": "No leak found by these attacks",
+    "cannot-conclude": "Cannot conclude",
+}
+SYMBOLS: Mapping[str, str] = {"leaks": "●", "partly": "◐", "not-found": "○", "cannot-conclude": "?", "control": "–"}
+
+_LEDGER: Mapping[str, str] = {
+    "labels": "Labels",
+    "batch_size": "Batch size",
+    "num_examples": "Examples behind an update",
+    "local_steps": "Local steps",
+    "learning_rate": "Learning rate",
+    "mode": "Network mode",
+    "batch_norm": "Batch normalisation",
+    "buffers_known": "Batch-norm statistics sent",
+    "init": "Initial weights",
+    "stage": "Training stage",
+    "defense_known": "Attacker knows the defense",
+    "assumed": "Assumed beside",
+}
+_LEDGER_VALUES: Mapping[tuple[str, str], str] = {
+    ("labels", "given"): "given to the attacker",
+    ("labels", "inferred"): "inferred from the update",
+    ("labels", "searched"): "searched together with the images",
+    ("mode", "train"): "training",
+    ("mode", "eval"): "evaluation",
+}
+
+
+def metric_words(name: str) -> MetricWords:
+    return METRICS.get(name) or MetricWords(name.replace("_", " "), digits=None)
+
+
+def leaks_when(name: str) -> Literal["high", "low"]:
+    return metric_words(name).leaks_when
+
+
+def number(value: float | None, metric: str, *, unit: bool = True) -> str:
+    """
+    >>> number(34.127, "psnr"), number(0.00123456, "mse"), number(None, "ssim"), number(0.5, "label_accuracy")
+    ('34.1 dB', '0.00123', '–', '50 %')
+    >>> number(float("inf"), "psnr"), number(float("nan"), "ssim"), number(-0.001, "ssim")
+    ('∞ dB', 'not a number', '0.00')
+    """
+    words = metric_words(metric)
+    if value is None:
+        return MISSING
+    if math.isnan(value):
+        return "not a number"
+    shown = 100 * value if words.unit == "%" else value
+    if math.isinf(shown):
+        text = "∞" if shown > 0 else "−∞"
+    elif words.digits is None:
+        text = significant(shown)
+    else:
+        text = f"{round(shown, words.digits) + 0.0:.{words.digits}f}".replace("-", "−")  # + 0.0: no "−0.00"
+    return f"{text} {words.unit}" if unit and words.unit else text
+
+
+def significant(value: float) -> str:
+    """
+    >>> significant(0.05), significant(1234.6), significant(-3.14159), significant(2), significant(0.0000161)
+    ('0.05', '1235', '−3.14', '2', '1.61 × 10⁻⁵')
+    """
+    text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    mantissa, tiny, exponent = text.partition("e")
+    if tiny:
+        text = f"{mantissa} × 10{str(int(exponent)).translate(_RAISED)}"
+    return text.replace("-", "−")
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """
+    >>> percent(0.9312), percent(None)
+    ('93.1 %', '–')
+    """
+    return MISSING if value is None or math.isnan(value) else f"{100 * value:.{digits}f} %"
+
+
+def seconds(value: float | None) -> str:
+    """
+    >>> seconds(0.123), seconds(3.99), seconds(12.3), seconds(125)
+    ('0.12 s', '4.0 s', '12 s', '2 min 5 s')
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value < 60:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    return f"{int(value) // 60} min {int(value) % 60} s"
+
+
+def interval(score: Score | None, metric: str) -> str:
+    """The confidence interval in words, empty without one."""
+    if score is None or score.ci95 is None or None in score.ci95:
+        return ""
+    low, high = score.ci95
+    return f"{number(low, metric, unit=False)} to {number(high, metric, unit=False)}"
+
+
+def threat_words(threat: Threat) -> str:
+    """
+    >>> threat_words(Threat(knows=("batch_size",)))
+    "A server that follows the protocol and sees each client's update; it knows the batch size."
+    """
+    server = {"curious": "follows the protocol", "malicious": "may change the model that it sends"}
+    sees = {"client": "each client's update", "aggregate": "only the sum of the round's updates"}
+    knows = listed(f"the {fact.replace('_', ' ')}" for fact in threat.knows) or "nothing beside"
+    return (
+        f"A server that {server.get(threat.server, threat.server)} and sees {sees.get(threat.sees, threat.sees)}; "
+        f"it knows {knows}."
+    )
+
+
+def listed(items: Iterable[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    names = list(items)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def counted(amount: int, noun: str) -> str:
+    """
+    >>> counted(1, "trial"), counted(3, "trial")
+    ('1 trial', '3 trials')
+    """
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def defense_words(name: str) -> str:
+    return "no defense" if name == UNDEFENDED else name
+
+
+def attack_words(name: str, adaptive: bool) -> str:
+    return f"{name}, knows the defense" if adaptive else name
+
+
+def leaked_words(cell: Cell) -> str:
+    """How many trials leaked."""
+    if not cell.done:
+        return "all trials failed"
+    if cell.leaked is None:
+        return counted(cell.done, "trial")
+    return f"{cell.leaked} of {counted(cell.done, 'trial')} leaked"
+
+
+def fact(value: Any) -> str:
+    """A fact of the scenario or ledger.
+
+    >>> fact(True), fact(0.05), fact(["a", 1]), fact({"kind": "sgd", "epochs": 2}), fact([])
+    ('yes', '0.05', 'a, 1', 'kind sgd, epochs 2', 'nothing')
+    """
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {fact(entry)}" for key, entry in value.items()) or "nothing"
+    if isinstance(value, list | tuple):
+        return ", ".join(fact(entry) for entry in value) or "nothing"
+    return str(value)
+
+
+def fact_name(key: str) -> str:
+    """
+    >>> fact_name("local_steps"), fact_name("my_setting")
+    ('Local steps', 'My setting')
+    """
+    name = key.replace("_", " ")
+    return _LEDGER.get(key) or name[:1].upper() + name[1:]
+
+
+def ledger_value(key: str, value: Any) -> str:
+    return _LEDGER_VALUES.get((key, str(value))) or fact(value)

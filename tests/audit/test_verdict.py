@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.audit.scenes import THREAT, made_up, panel
+
+from leaktight.audit.cells import gather
+from leaktight.audit.verdict import Verdict, verdicts
+
+
+def judged(lines: list[dict[str, Any]]) -> dict[str, Verdict]:
+    return {verdict.defense: verdict for verdict in verdicts(gather(lines, 0))}
+
+
+def test_a_defense_that_stops_a_working_attack() -> None:
+    found = judged(panel())
+    assert (found["none"].verdict, found["noise"].verdict) == ("leaks", "not-found")
+    assert "5 of 5 victims" in found["none"].because
+    assert "fewer than 45 %" in found["noise"].because
+    assert found["none"].trial_id == "none.csdlg.t004.r000"
+
+
+def test_an_attack_that_fails_without_a_defense_proves_nothing() -> None:
+    found = judged(panel(leaking=0.3, defended=0.1))
+    assert {each.verdict for each in found.values()} == {"cannot-conclude"}
+    assert "even without a defense" in found["noise"].because
+
+
+def test_a_leak_counts_even_if_the_attack_fails_without_the_defense() -> None:
+    assert judged(panel(leaking=0.3, defended=0.9))["noise"].verdict == "leaks"
+
+
+@pytest.mark.parametrize(("trials", "verdict"), [(2, "cannot-conclude"), (3, "not-found")])
+def test_too_few_trials_prove_no_safety(trials: int, verdict: str) -> None:
+    assert judged(panel(trials=trials))["noise"].verdict == verdict
+    assert judged(panel(trials=trials))["none"].verdict == "leaks"
+
+
+def test_partly_is_some_victims_or_a_clear_gain_over_the_controls() -> None:
+    some = [*panel(trials=4), made_up("noise", "csdlg", 4, ssim=[0.9])]
+    assert judged(some)["noise"].verdict == "partly"
+    assert "1 of 5" in judged(some)["noise"].because
+    closer = judged(panel(defended=0.5))
+    assert closer["noise"].verdict == "partly"
+    assert "came closer" in closer["noise"].because
+
+
+def test_labels_that_were_read_are_a_partial_leak() -> None:
+    blind = {**THREAT, "knows": ["batch_size"]}
+    lines = [{**line, "threat": blind, "label_accuracy": 1.0} for line in panel()]
+    assert judged(lines)["noise"].verdict == "partly"
+    assert "labels" in judged(lines)["noise"].because
+    assert judged([{**line, "label_accuracy": 1.0} for line in panel()])["noise"].verdict == "not-found"
+
+
+def test_failed_trials_are_no_safety() -> None:
+    lines = [
+        {**line, "status": "failed", "error": "the attack needs 'labels'", "scores": {}}
+        if (line["defense"], line["attack"]) == ("noise", "csdlg")
+        else line
+        for line in panel()
+    ]
+    found = judged(lines)["noise"]
+    assert found.verdict == "cannot-conclude"
+    assert "needs 'labels'" in found.because
+
+
+def test_an_attacker_who_knows_the_defense_has_a_verdict_of_its_own() -> None:
+    knowing = {**THREAT, "knows": [*THREAT["knows"], "defense"]}
+    more = [made_up("noise", "csdlg", n, ssim=[0.9], adaptive=True, threat=knowing) for n in range(5)]
+    found = verdicts(gather([*panel(), *more], 0))
+    by_threat = {tuple(each.threat["knows"]): each.verdict for each in found if each.defense == "noise"}
+    assert by_threat == {("batch_size", "labels"): "not-found", ("batch_size", "labels", "defense"): "leaks"}

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.report.made_run import MadeRun
+
+from leaktight.report.comparison import compare
+from leaktight.report.runs import Run, load_run
+from leaktight.report.tables import latex, markdown, to_csv, to_latex, to_markdown
+
+
+@pytest.fixture(scope="module")
+def runs(finished_run: Path, other_run: Path) -> list[Run]:
+    return [load_run(finished_run), load_run(other_run)]
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_csv_holds_every_figure_in_full_precision(runs: list[Run], finished_run: Path) -> None:
+    rows = read(to_csv(runs[:1]))
+    for cell in json.loads((finished_run / "summary.json").read_text())["cells"]:
+        mine = [
+            row
+            for row in rows
+            if (row["table"], row["defense"], row["attack"], row["adaptive"])
+            == ("leakage", cell["defense"], cell["attack"], str(cell["adaptive"]).lower())
+        ]
+        found = {(row["metric"], row["statistic"]): float(row["value"]) for row in mine}
+        for metric in ("psnr", "mse", "ssim"):
+            assert found[metric, "mean"] == cell[metric]["mean"]
+            assert found[metric, "worst"] == cell[metric]["worst"]
+            assert [found[metric, "ci95_low"], found[metric, "ci95_high"]] == cell[metric]["ci95"]
+        assert found.get(("success_rate", "mean")) == cell["success_rate"]
+    assert {row["table"] for row in rows} == {"leakage", "tradeoff", "over_time"}
+
+
+def test_csv_of_two_runs_gives_differences_where_both_have_a_figure(runs: list[Run]) -> None:
+    rows = read(to_csv(runs))
+    both = [row for row in rows if row["audit-001"] and row["audit-002"]]
+    assert both
+    for row in both:
+        assert float(row["audit-002 minus audit-001"]) == float(row["audit-002"]) - float(row["audit-001"])
+    alone = [row for row in rows if row["defense"] == "precode"]
+    assert alone
+    assert {row["audit-002"] + row["audit-002 minus audit-001"] for row in alone} == {""}
+
+
+def test_a_comparison_names_what_else_differs(tmp_path: Path, runs: list[Run]) -> None:
+    made = MadeRun(tmp_path / "audit-003")
+    made.add("none", "csdlg", 0, 0.1)
+    content = made.summary()
+    content["ledger"]["labels"] = "inferred"
+    content["scenario"]["model"] = "resnet20"
+    (made.path / "summary.json").write_text(json.dumps(content))
+    tables = {table.title: table for table in compare([runs[0], load_run(made.path)]).tables}
+    rows = {row[0]: row[1:] for row in tables["What differs between the runs"].rows}
+    attackers = rows.pop("Attackers")
+    assert ["and the defense." in words for words in attackers] == [True, False]
+    assert rows == {"Ledger: Labels": ("given", "inferred"), "Scenario: Model": ("lenet_zhu", "resnet20")}
+
+
+def test_attackers_who_know_more_or_less_are_compared_line_by_line(tmp_path: Path) -> None:
+    found = []
+    for name, knows in (("blind", ["batch_size"]), ("knowing", ["batch_size", "labels"])):
+        made = MadeRun(tmp_path / name)
+        made.add("none", "csdlg", 0, 0.1)
+        content = made.summary()
+        content["cells"][0]["threat"]["knows"] = content["verdicts"][0]["threat"]["knows"] = knows
+        (made.path / "summary.json").write_text(json.dumps(content))
+        found.append(load_run(made.path))
+    tables = {table.title: table for table in compare(found).tables}
+    assert [len(tables[title].rows) for title in ("Verdicts", "PSNR (dB)")] == [1, 1]
+    assert tables["PSNR (dB)"].rows[0][-1] == "0.0"
+    assert [row[0] for row in tables["What differs between the runs"].rows] == ["Attackers"]
+    rows = read(to_csv(found))
+    assert all(row["blind"] and row["knowing"] for row in rows)
+    assert rows[0]["attacker"].count(" | ") == 1
+
+
+def test_differences_are_of_means(runs: list[Run]) -> None:
+    table = next(table for table in compare(runs).tables if table.title == "PSNR (dB)")
+    assert table.header[-3:] == ("audit-001", "audit-002", "difference")
+    first, second = (run.summary.cells[0].scores["psnr"].mean for run in runs)
+    assert first is not None
+    assert second is not None
+    assert table.rows[0][-1] == f"{second - first:.1f}".replace("-", "−")
+    assert ("precode", "csdlg") in {row[:2] for row in table.rows}
+
+
+def test_markdown_tables_are_even_and_escaped(tmp_path: Path) -> None:
+    name = "a|b_*<i>\nnext"
+    made = MadeRun(tmp_path / "run", rename={"outpost": name}).add_all()
+    text = to_markdown([load_run(made.finish(over_time=True))])
+    assert name not in text
+    assert markdown(name) in text
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    assert len(tables) == 3
+    for table in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1
+
+
+def test_latex_tables_are_even_and_escaped(tmp_path: Path) -> None:
+    name = r"50%_&\{x}$#~^"
+    made = MadeRun(tmp_path / "run", rename={"outpost": name}).add_all()
+    text = to_latex([load_run(made.finish(tradeoff=False))])
+    assert name not in text
+    assert latex(name) in text
+    bodies = re.findall(r"\\begin\{tabular\}\{([^\n]*)\}\n(.*?)\\end\{tabular\}", text, re.S)
+    assert len(bodies) == 2
+    for columns, body in bodies:
+        width = len(re.sub(r"p\{.*", "p", columns))
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {width - 1}
+    rest = re.sub(r"\\[%&#_{}$]|\\text\w+\{\}", "", "\n".join(line for line in text.splitlines() if line[:1] != "%"))
+    assert not re.search(r"[#~^%]", rest.replace("$^{-5}$", ""))
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    paths = []
+    for folder in ("a", "b"):
+        made = MadeRun(tmp_path / folder / "audit-001")
+        made.add("none", "csdlg", 0, 0.1)
+        paths.append(made.finish())
+    assert compare([load_run(path) for path in paths]).names == tuple(str(path) for path in paths)
+
+
+def test_an_unfinished_run_is_marked_in_every_form(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run")
+    made.add("none", "csdlg", 0, 0.1)
+    run = load_run(made.path)
+    for text in (to_markdown([run]), to_latex([run])):
+        assert "run is not finished" in text
+    assert [row["metric"] for row in read(to_csv([run])) if row["statistic"] == "mean"] == ["psnr", "mse", "ssim"]
