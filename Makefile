@@ -18,7 +18,7 @@ help:            ## list the targets
 setup: .venv/.ready   ## prepare .venv
 
 audit: setup     ## run the main job on the embedded data
-	$(BIN)/leaktight train
+	$(BIN)/leaktight audit
 
 test: setup      ## lint, types, dependency rules, tests
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import torch
 DATA_ROOT = Path(os.environ.get("LEAKTIGHT_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 torch.set_num_threads(1)
+
+# A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests send it to theirs.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ class Site:
             )
             state = replace(state, server=replace(server, params=sent.params, buffers=sent.buffers))
         traces: list[RoundTrace] = []
-        inprocess.run(federation, state, workers=1, until=spec.round + 1, record=traces.append)
+        inprocess.run(federation, state, workers=1, until=spec.round + 1, record=traces.append, score=False)
         return traces[0]
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:

@@ -146,7 +146,7 @@ class Experiment:
         """The federation of one attacked round: the victim alone, or those whose sum the attacker sees."""
         rng = self.rng(trial).child("federation")
         base = self.federation
-        plan = replace(base.server.plan, min_clients=None, evaluate_every=base.server.plan.rounds)
+        plan = replace(base.server.plan, min_clients=None)
         server = replace(
             base.server, local=self.attacked, plan=plan, rng=rng.child("server"), drawn=self._members(trial)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -30,7 +31,12 @@ def run_on_ray(task: Task, jobs: Sequence[Job], *, address: str | None = None) -
     """
     ray = _ray()
     try:
-        ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=None if address else False,
+        )
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"cannot reach Ray at {address or 'this machine'}: {reason}; check --workers") from error

@@ -54,12 +54,13 @@ def run(
     after_client: Callable[[], None] = lambda: None,
     record: Callable[[RoundTrace], None] | None = None,
     until: int | None = None,
+    score: bool = True,
 ) -> FederationState:
     """Play the rounds that are left, from `state` or from the start, and give the final state.
 
     workers: processes for the clients of a round (None: one per core). The numbers do not depend on it.
     after_round: called with every finished round. record: called with its trace, truth included.
-    until: the first round that is not played (None: none).
+    until: the first round that is not played (None: none). score: whether models are scored as the plan says.
     """
     state = state or first_state(federation)
     with open_workers(Site(federation), workers or available_cores()) as pool:
@@ -72,7 +73,11 @@ def run(
                 after_round(outcome, FederationState(outcome.state, dict(carrier.states)))
 
         conversation = federate(
-            federation.server, state.server, evaluate=carrier.score, after_round=finished, until=until
+            federation.server,
+            state.server,
+            evaluate=carrier.score if score else None,
+            after_round=finished,
+            until=until,
         )
         try:
             requests = next(conversation)

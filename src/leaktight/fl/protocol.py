@@ -138,11 +138,14 @@ def federate(
     server: Server,
     state: ServerState,
     *,
-    evaluate: Callable[[Params, Params], Evaluated],
+    evaluate: Callable[[Params, Params], Evaluated] | None,
     after_round: Callable[[RoundOutcome], None],
     until: int | None = None,
 ) -> Exchange[ServerState]:
-    """Play all rounds from `state` on, or those before `until`; `evaluate` scores a model on the server's test set."""
+    """Play all rounds from `state` on, or those before `until`.
+
+    evaluate: scores a model on the server's test set; None: nothing is scored, at the clients neither.
+    """
     if not state.agreed:
         yield from _converse(server.defense.agree(sorted(server.sizes)), "defense")
         state = replace(state, agreed=True)
@@ -150,7 +153,7 @@ def federate(
     while state.round < last:
         outcome = yield from play_round(server, state)
         state = outcome.state
-        if server.plan.scores_round(outcome.broadcast.round):
+        if evaluate is not None and server.plan.scores_round(outcome.broadcast.round):
             outcome = replace(outcome, score=(yield from _score(server, state, evaluate)))
         after_round(outcome)
     return state

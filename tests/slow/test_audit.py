@@ -1,0 +1,81 @@
+"""Audits that take minutes: a scenario in which nothing can be concluded, and a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.audit.scenes import inline, small_experiment
+
+from leaktight.audit.plan import Experiment
+from leaktight.audit.run import run_audit
+from leaktight.audit_scenario import build_experiment, complete
+from leaktight.config import load_config
+from leaktight.engines.cluster import run_on_ray
+from leaktight.engines.tasks import Runner, run_locally
+from leaktight.fl.run_folder import RunFolder
+from leaktight.scenario import load_data
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+TRAINED_RESNET = """
+[data]
+kind = "photos"
+[partition]
+kind = "iid"
+clients = 5
+[model]
+kind = "resnet20"
+[local]
+epochs = 1
+batch_size = 32
+learning_rate = 0.05
+[federation]
+rounds = 3
+per_round = 2
+[threat]
+knows = ["batch_size", "buffers", "labels", "local_training"]
+[audit]
+trials = 3
+attack_round = 2
+metrics = []
+[audit.local]
+samples = 32
+[[defense]]
+kind = "noise"
+[[attack]]
+kind = "inverting_gradients"
+iterations = 60
+learning_rate = 0.1
+"""
+
+
+def run(experiment: Experiment, folder: Path, runner: Runner) -> dict[str, Any]:
+    folder.mkdir()
+    return run_audit(experiment, RunFolder(folder), runner=runner, scenario={}, command="")
+
+
+def test_a_trained_resnet_in_training_mode_with_large_batches_cannot_be_concluded_on(tmp_path: Path) -> None:
+    path = tmp_path / "resnet.toml"
+    path.write_text(TRAINED_RESNET)
+    config = complete(load_config(path), trials=None, defenses_named=False)
+    summary = run(build_experiment(config, *load_data(config), adaptive=False), tmp_path / "run", run_locally)
+    assert summary["ledger"]["batch_norm"] is True
+    assert summary["ledger"]["num_examples"] == 32
+    assert summary["ledger"]["stage"] == "after 2 rounds"
+    assert {each["verdict"] for each in summary["verdicts"]} == {"cannot-conclude"}
+    assert "attack-failed-undefended" in {flag["code"] for flag in summary["flags"]}
+
+
+def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'leaktight[ray]'")
+    experiment = small_experiment(tmp_path)
+    found = {}
+    for name, runner in (("inline", inline), ("ray", run_on_ray)):
+        run(experiment, tmp_path / name, runner)
+        lines = [json.loads(line) for line in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
+        found[name] = {line["id"]: {**line, "seconds": None} for line in lines}
+    assert len(found["ray"]) == 8
+    assert found["ray"] == found["inline"]
