@@ -137,13 +137,11 @@ def taken(tensor: Tensor, places: tuple[int, ...]) -> Tensor:
 
 
 def _cast(tensors: Params, precision: torch.dtype) -> dict[str, Tensor]:
-    """Copies, floating-point ones in the attacker's precision; weights of convolutions channels last, for speed."""
-    result = {}
-    for name, tensor in tensors.items():
-        layout = torch.channels_last if tensor.ndim == 4 else torch.preserve_format
-        dtype = precision if tensor.is_floating_point() else tensor.dtype
-        result[name] = tensor.detach().to(dtype, copy=True, memory_format=layout)
-    return result
+    """Copies, floating-point ones in the attacker's precision."""
+    return {
+        name: tensor.detach().to(precision, copy=True) if tensor.is_floating_point() else tensor.detach().clone()
+        for name, tensor in tensors.items()
+    }
 
 
 def _check_names(seen: Observation) -> None:
