@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.audit.scenes import made_up, panel
 
-from leaktight.audit.cells import THRESHOLDS, best_controls, gather, leaks
+from leaktight.audit.cells import THRESHOLDS, Cell, best_controls, gather, leaks
 
 
-def cell_of(lines: list[dict[str, object]], defense: str, attack: str = "csdlg"):  # type: ignore[no-untyped-def]
+def cell_of(lines: list[dict[str, Any]], defense: str, attack: str = "csdlg") -> Cell:
     return next(cell for cell in gather(lines, 0) if (cell.defense, cell.attack) == (defense, attack))
 
 
@@ -50,10 +52,13 @@ def test_a_cell_is_what_its_lines_say() -> None:
     lines = [*panel(trials=4), made_up("noise", "csdlg", 4, status="failed", error="no", scores={})]
     cell = cell_of(lines, "noise")
     assert (len(cell.lines), len(cell.done), cell.success_rate) == (5, 4, 0.0)
-    assert cell.interval("ssim").mean == pytest.approx(sum(cell.values("ssim").values()) / 4)
+    interval, gain = cell.interval("ssim"), cell.gain("ssim")
+    assert interval is not None
+    assert interval.mean == pytest.approx(sum(cell.values("ssim").values()) / 4)
     assert cell.most_leaking() == "noise.csdlg.t003.r000"
     assert cell.control("ssim") == pytest.approx(0.25)
-    assert cell.gain("ssim").mean == pytest.approx(0.3015 - 0.25)
+    assert gain is not None
+    assert gain.mean == pytest.approx(0.3015 - 0.25)
     assert cell_of(lines, "none").success_rate == 1.0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audit.scenes import inline, small_experiment
+from tests.audit.scenes import small_experiment
 
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import run_audit
@@ -73,9 +73,9 @@ def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'leaktight[ray]'")
     experiment = small_experiment(tmp_path)
     found = {}
-    for name, runner in (("inline", inline), ("ray", run_on_ray)):
+    for name, runner in (("local", run_locally), ("ray", run_on_ray)):
         run(experiment, tmp_path / name, runner)
         lines = [json.loads(line) for line in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
         found[name] = {line["id"]: {**line, "seconds": None} for line in lines}
     assert len(found["ray"]) == 8
-    assert found["ray"] == found["inline"]
+    assert found["ray"] == found["local"]

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, fx
 from torch._functorch.compile_utils import fx_graph_cse
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 Backend: TypeAlias = Literal["eager", "fx", "inductor"]
@@ -68,9 +69,13 @@ def make_runnable(
 
 
 def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
-    graph = make_fx(function, tracing_mode="fake")(*inputs)
+    """The graph of `function`, without what nobody uses, what is computed twice, and what changes nothing.
+
+    Operations in place are replaced first: they would be kept, used or not.
+    """
+    graph = make_fx(functionalize(function, remove="mutations"), tracing_mode="fake")(*inputs)
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in _PASS_THROUGH:
+        if node.op == "call_function" and _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
     graph.graph.eliminate_dead_code()
     graph = fx.GraphModule(graph, fx_graph_cse(graph.graph))
@@ -78,6 +83,20 @@ def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
     _drop_unused_gradients(graph)
     graph.recompile()
     return graph
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether a node gives its input back: an alias, a first power, a sum over one element, an expansion to itself."""
+    if node.target in _PASS_THROUGH:
+        return True
+    if node.target is torch.ops.aten.pow.Tensor_Scalar:
+        return bool(node.args[1] == 1)
+    if node.target not in (torch.ops.aten.sum.dim_IntList, torch.ops.aten.expand.default):
+        return False
+    before, after = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
+    return before.shape == after.shape and before.dtype == after.dtype
 
 
 def _drop_unused_gradients(graph: fx.GraphModule) -> None:
@@ -94,14 +113,15 @@ def _choose(function: Function, inputs: Sequence[Tensor], backend: Backend, oned
     usual, other = Runnable(function, backend, True), Runnable(function, backend, False)
     if onednn is not None:
         return usual if onednn else other
-    seconds = [min(_seconds(candidate, inputs) for _ in range(_TRIALS)) for candidate in (usual, other)]
-    return other if seconds[0] > _CLEARLY * seconds[1] else usual
+    turns = [[_seconds(candidate, inputs) for candidate in (usual, other)] for _ in range(_TRIALS)]
+    with_it, without = (min(seconds) for seconds in zip(*turns, strict=True))
+    return other if with_it > _CLEARLY * without else usual
 
 
 def _seconds(candidate: Runnable, inputs: Sequence[Tensor]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()  # a machine that is busy with other things must not decide
     candidate(*inputs)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 @contextmanager
