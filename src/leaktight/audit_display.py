@@ -99,7 +99,7 @@ def print_audit(summary: Mapping[str, Any], console: Console) -> None:
     """The table of cells, the verdicts with their evidence, the flags, and the trade-off if there is one."""
     letters = dict(zip(dict.fromkeys(flag["code"] for flag in summary["flags"]), ascii_lowercase, strict=False))
     console.print(cells_table(summary, letters))
-    console.print()
+    console.print(f"\nassumed: {ledger_words(summary['ledger'])}\n", highlight=False, markup=False)
     for verdict in summary["verdicts"]:
         words, style = VERDICTS[verdict["verdict"]]
         knowing = ", attacker knows it" if "defense" in verdict["threat"]["knows"] else ""
@@ -115,6 +115,20 @@ def print_audit(summary: Mapping[str, Any], console: Console) -> None:
         console.print(tradeoff_table(summary["tradeoff"]))
         told = f"recommended: {advice['defense'] or 'none of these'}. {advice['because']}"
         console.print(told, highlight=False, markup=False)
+
+
+def ledger_words(ledger: Mapping[str, Any]) -> str:
+    """The facts behind the scores on one line.
+
+    >>> ledger_words({"labels": "given", "local_steps": 1, "batch_norm": False, "assumed": []})
+    'labels given, local steps 1, batch norm no'
+    """
+    said = {True: "yes", False: "no"}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {said[value] if isinstance(value, bool) else value}"
+        for name, value in ledger.items()
+        if value != []
+    )
 
 
 def cells_table(summary: Mapping[str, Any], letters: Mapping[str, str]) -> Table:
@@ -139,10 +153,10 @@ def tradeoff_table(tradeoff: Mapping[str, Any]) -> Table:
     for row in tradeoff["rows"]:
         table.add_row(
             _defense(row["defense"]),
-            _number(row["leak"]["worst"], "{:.2f}"),
+            _number(row["leak"]["worst"], "{:z.2f}"),
             row["leak"]["attack"] or _MISSING,
             _number(row["accuracy"], "{:.1%}"),
-            _number(row["seconds_per_round"], "{:.2f}"),
+            _number(row["seconds_per_round"], "{:z.2f}"),
             _number(row["cost_share"], "{:.1%}"),
             "yes" if row["on_front"] else "",
         )
@@ -161,9 +175,9 @@ def _cells(cell: Mapping[str, Any], letters: Mapping[str, str]) -> tuple[str, ..
     return (
         f"  {cell['attack']}{' +' if cell['adaptive'] else ''}",
         _spread(cell["psnr"], "{:.0f}"),
-        _spread(cell["ssim"], "{:.2f}"),
+        _spread(cell["ssim"], "{:z.2f}"),
         _MISSING if cell["ssim"] is None else f"{cell['ssim']['worst']:.2f}",
-        _number(cell["control"]["ssim"], "{:.2f}"),
+        _number(cell["control"]["ssim"], "{:z.2f}"),
         "failed" if rate is None else f"{round(rate * done)} of {done}",
         " ".join(letters[code] for code in cell["flags"]),
     )

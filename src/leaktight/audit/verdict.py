@@ -109,7 +109,7 @@ def _traces(cell: Cell) -> str | None:
 def _scores(cell: Cell) -> str:
     """SSIM and PSNR with those of the controls."""
     parts = []
-    for metric, form in (("SSIM", "{:.2f}"), ("PSNR", "{:.1f} dB")):
+    for metric, form in (("SSIM", "{:z.2f}"), ("PSNR", "{:z.1f} dB")):
         score, control = cell.interval(metric.lower()), cell.control(metric.lower())
         if score is not None:
             beside = "" if control is None else f" (without the update {form.format(control)})"
