@@ -99,7 +99,8 @@ def print_audit(summary: Mapping[str, Any], console: Console) -> None:
     """The table of cells, the verdicts with their evidence, the flags, and the trade-off if there is one."""
     letters = dict(zip(dict.fromkeys(flag["code"] for flag in summary["flags"]), ascii_lowercase, strict=False))
     console.print(cells_table(summary, letters))
-    console.print(f"\nassumed: {ledger_words(summary['ledger'])}\n", highlight=False, markup=False)
+    console.print(f"\na trial leaked {summary['leaked_if']}", highlight=False, markup=False)
+    console.print(f"assumed: {ledger_words(summary['ledger'])}\n", highlight=False, markup=False)
     for verdict in summary["verdicts"]:
         words, style = VERDICTS[verdict["verdict"]]
         knowing = ", attacker knows it" if "defense" in verdict["threat"]["knows"] else ""

@@ -178,6 +178,7 @@ def test_half_of_the_trials_is_where_an_attack_works() -> None:
     }
     assert level_of(Cell.model_validate({**threat, "success_rate": 0}), weak) == ("cannot-conclude", True)
     assert level_of(Cell.model_validate({**threat, "failed": 4}), bare) == ("unknown", False)
+    assert level_of(Cell.model_validate({**threat, "success_rate": 0}), None) == ("cannot-conclude", False)
 
 
 def test_the_evidence_of_a_verdict_is_that_of_its_trial(finished_run: Path) -> None:

@@ -22,6 +22,12 @@ Line = Mapping[str, Any]
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
 """By metric: the least score of a leaked example, and how far above the controls it has to be."""
 
+LEAKED_IF = (
+    "if one of its examples has SSIM of at least {:g} and at least {:g} above the best guess without the update, "
+    "or PSNR of at least {:g} dB and at least {:g} dB above it"
+).format(*THRESHOLDS["ssim"], *THRESHOLDS["psnr"])
+"""What counts as a leak, in words for readers of the results."""
+
 Victim = tuple[str, int, int]
 """Whose example: the defense, the trial, the round."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from leaktight.audit.capture_checks import check_capture, flag
 from leaktight.audit.capture_truth import check_truth
 from leaktight.audit.captured import Captured
-from leaktight.audit.cells import Cell, Line, gather
+from leaktight.audit.cells import LEAKED_IF, Cell, Line, gather
 from leaktight.audit.checks import FALLEN, Evidence, Flag, raise_flags
 from leaktight.audit.experiment import SCHEMA_VERSION
 from leaktight.audit.inspection import CAPTURED, Inspection
@@ -63,6 +63,7 @@ def summarise(inspection: Inspection, lines: Sequence[Line]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "truth_given": inspection.truth is not None,
         "cells": [_row(cell, flags, scored=inspection.truth is not None) for cell in cells],
+        "leaked_if": LEAKED_IF,
         "verdicts": [asdict(_verdict(inspection, cells))],
         "flags": [*_flags(inspection, cells), *(each.plain() for each in flags)],
         "ledger": common_ledger([line["ledger"] for line in lines if line["role"] == "attack" and line["ledger"]]),

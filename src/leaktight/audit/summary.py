@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from leaktight.audit.cells import Cell, Line, gather
+from leaktight.audit.cells import LEAKED_IF, Cell, Line, gather
 from leaktight.audit.checks import Evidence, Flag, raise_flags
 from leaktight.audit.ledger import common_ledger
 from leaktight.audit.statistics import Interval
@@ -22,6 +22,7 @@ def summarise(lines: Sequence[Line], *, seed: int, facts: Mapping[str, str]) -> 
     return {
         "schema_version": SCHEMA_VERSION,
         "cells": [cell_row(cell, flags) for cell in cells],
+        "leaked_if": LEAKED_IF,
         "verdicts": [asdict(verdict) for verdict in verdicts(cells)],
         "flags": [flag.plain() for flag in flags],
         "ledger": common_ledger([line["ledger"] for line in lines if line["role"] == "attack" and line["ledger"]]),

@@ -111,6 +111,7 @@ def build_page(run: Run) -> Page:
     columns = columns_of(summary.cells)
     defenses = defenses_of(summary)
     cells = {(cell.defense, column_of(cell)): cell for cell in summary.cells}
+    undefended = undefended_of(summary.cells)
     album = Album(run.path, len(summary.cells) + len(summary.verdicts), run.trials)
     groups: dict[str, list[Group]] = {defense: [] for defense in defenses}
     for defense in defenses:
@@ -120,7 +121,7 @@ def build_page(run: Run) -> Page:
                 continue
             pairs, total = album.pairs(run.trials_of(cell))
             if pairs:
-                level, _ = level_of(cell, cells.get((UNDEFENDED, column)))
+                level, _ = level_of(cell, undefended.get(column.attack))
                 anchor = f"images-{sum(map(len, groups.values())) + 1}"
                 groups[defense].append(
                     Group(anchor=anchor, column=column, cell=cell, level=level, pairs=tuple(pairs), total=total)
@@ -135,7 +136,8 @@ def build_page(run: Run) -> Page:
         attackers=attackers_of(summary),
         columns=columns,
         matrix=tuple(
-            (defense, tuple(_entry(defense, column, cells, anchors) for column in columns)) for defense in defenses
+            (defense, tuple(_entry(cells.get((defense, column)), column, undefended, anchors) for column in columns))
+            for defense in defenses
         ),
         gallery=tuple((defense, tuple(held)) for defense, held in groups.items() if held),
         metrics=metrics_of(summary.cells),
@@ -184,8 +186,16 @@ def controls_of(cells: Sequence[Cell]) -> frozenset[str]:
     return frozenset(name for cell in cells for name, value in cell.control.items() if value is not None)
 
 
+def undefended_of(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """By the name of each attack, the cell without a defense. One who knows a defense has the name of who does not."""
+    return {cell.attack: cell for cell in cells if cell.defense == UNDEFENDED and cell.role == "attack"}
+
+
 def level_of(cell: Cell, undefended: Cell | None) -> tuple[Level, bool]:
-    """How a field is coloured, and whether its silence means nothing: the attack fails without a defense, too."""
+    """How a field is coloured, and whether its silence means nothing: the attack fails without a defense, too.
+
+    undefended: the same attack without a defense; where it was not run, nothing shows that the attack works.
+    """
     if cell.role == "control":
         return "control", False
     if cell.success_rate is None or not cell.done:
@@ -194,7 +204,9 @@ def level_of(cell: Cell, undefended: Cell | None) -> tuple[Level, bool]:
         return "leaks", False
     if cell.leaked:
         return "partly", False
-    doubtful = undefended is not None and (undefended.success_rate or 0) < MOST
+    if undefended is None:
+        return "cannot-conclude", False
+    doubtful = (undefended.success_rate or 0) < MOST
     return ("cannot-conclude" if doubtful else "not-found"), doubtful
 
 
@@ -275,13 +287,12 @@ def _leak_key(cell: Cell) -> float:
 
 
 def _entry(
-    defense: str, column: Column, cells: dict[tuple[str, Column], Cell], anchors: dict[tuple[str, Column], str]
+    cell: Cell | None, column: Column, undefended: dict[str, Cell], anchors: dict[tuple[str, Column], str]
 ) -> Entry:
-    cell = cells.get((defense, column))
     if cell is None:
         return Entry(column=column, cell=None, level="unknown")
-    level, doubtful = level_of(cell, cells.get((UNDEFENDED, column)))
-    return Entry(column=column, cell=cell, level=level, doubtful=doubtful, anchor=anchors.get((defense, column)))
+    level, doubtful = level_of(cell, undefended.get(column.attack))
+    return Entry(column=column, cell=cell, level=level, doubtful=doubtful, anchor=anchors.get((cell.defense, column)))
 
 
 def _ledger_text(key: str, value: Any, trials: Sequence[Trial]) -> str:

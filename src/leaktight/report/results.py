@@ -202,6 +202,7 @@ class Summary(_Record):
     cells: tuple[Cell, ...]
     verdicts: tuple[Verdict, ...] = ()
     flags: tuple[Flag, ...] = ()
+    leaked_if: str = ""
     ledger: dict[str, Any] = Field(default_factory=dict)
     training_failed: dict[str, str] = Field(default_factory=dict)
     tradeoff: Tradeoff | None = None
