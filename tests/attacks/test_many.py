@@ -27,7 +27,9 @@ from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.core.types import Batch, ImageShape, Mode, Observation, Reconstruction
+from leaktight.models import build_model
+from leaktight.models.small import LeNetZhu
 
 SMOOTH = Matching(
     iterations=5,
@@ -96,6 +98,14 @@ def test_victims_side_by_side_are_those_one_by_one(name: str) -> None:
     assert_same(together, one_by_one(attack, victims), 1e-9)
 
 
+def test_restarts_side_by_side_on_several_convolutions_over_maps_smaller_than_their_kernels() -> None:
+    """Weights in channels-last order have wrong gradients under vmap there (PyTorch 2.13)."""
+    model = build_model(LeNetZhu(), ImageShape(1, 8, 8), 3, init="wide", rng=Rng(0))
+    victims = [victim(0, model, local=LOCAL)]
+    together = all_at_once(replace(SMOOTH, parallel="vmap"), victims)
+    assert_same(together, one_by_one(SMOOTH, victims), 1e-9)
+
+
 def test_victims_of_one_network_share_its_weights() -> None:
     model = network(0)
     victims = [victim(seed, model) for seed in range(2)]
@@ -112,6 +122,16 @@ def test_the_consensus_is_of_each_victims_own_restarts(monkeypatch: pytest.Monke
     assert_same(together, one_by_one(attack.matching(), victims), 1e-9)
     free = one_by_one(replace(attack, consensus=0.0).matching(), victims[:1])
     assert not torch.allclose(free[0].guess.inputs, together[0].guess.inputs, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_batch_norm_statistics_of_restarts_side_by_side(mode: Mode) -> None:
+    with global_seed(Rng(1)):
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(144, 3))
+    attack = GradInversion(iterations=4, labels=Given(), precision="float64", progress_every=2)
+    victims = [victim(0, model, mode=mode)]
+    together = all_at_once(replace(attack, parallel="vmap"), victims)
+    assert_same(together, one_by_one(attack.matching(), victims), 1e-9)
 
 
 def test_each_restart_stops_by_itself() -> None:

@@ -41,7 +41,8 @@ def _inputs(problem: Problem) -> list[Tensor]:
     tensors = [] if problem.labels is None else [problem.labels]
     for _, view, _ in problem.views:
         model = view.trainer.model
-        tensors += [*view.params.values(), *view.buffers.values(), *view.target.values()]
+        tensors += [*view.params.values(), *view.buffers.values(), *view.target.values(), *view.weights.values()]
+        tensors += [unknown.start for unknown in view.unknowns.values()]
         tensors += [tensor for name, tensor in model.named_parameters() if name in {**view.params, **view.buffers}]
         tensors += [tensor for name, tensor in model.named_buffers() if name in view.buffers]
     return tensors

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from leaktight.attacks.backends import make_runnable
 from leaktight.attacks.descent import Adam
 from leaktight.attacks.lanes import Lanes, Tree
-from leaktight.attacks.search import Candidate, Found, Plateau, Search
+from leaktight.attacks.search import Candidate, Found, Plateau, Search, channels_last
 
 _CONSENSUS_FROM, _CONSENSUS_EVERY = 500, 100
 
@@ -26,6 +26,8 @@ def descend(search: Search, together: bool) -> list[Found]:
     noise = _Noise(search, lanes)
     blocks = lanes.own([[_first_state(search, search.start(rng)) for rng in row] for row in search.rngs])
     constants, dims = lanes.constants(search.fixed)
+    if not lanes.mapped:
+        constants = list(map(channels_last, constants))
     groups = _groups(search, lanes, blocks, 0.0)
     schedule = torch.tensor(
         [optimizer.rates(iteration, attack.iterations) for iteration in range(attack.iterations)],

@@ -58,6 +58,11 @@ class Lanes:
         return step
 
     @property
+    def mapped(self) -> bool:
+        """Whether vmap is used."""
+        return self.together and self.victims * self.restarts > 1
+
+    @property
     def blocks(self) -> int:
         """How many blocks there are."""
         return 1 if self.together else self.victims * self.restarts

@@ -54,15 +54,25 @@ class Lbfgs:
             )
 
     def search(
-        self, function: ValueAndGradient, start: Tensor, iterations: int, watch: Watch, box: bool = False
+        self,
+        function: ValueAndGradient,
+        start: Tensor,
+        iterations: int,
+        watch: Watch,
+        box: bool = False,
+        free: int = 0,
     ) -> Found:
-        """Minimise from `start`, a flat vector. box: keep every entry in [0, 1] (needs the line search)."""
+        """Minimise from `start`, a flat vector.
+
+        box: keep every entry in [0, 1] (needs the line search), but for so many `free` ones at the end.
+        """
         budget = iterations * self.steps_per_iteration
         if self.line_search == "wolfe":
-            return self._wolfe(function, start, budget, watch, box)
+            boxed = len(start) - free if box else 0
+            return self._wolfe(function, start, budget, watch, boxed)
         return self._plain(function, start, budget, watch)
 
-    def _wolfe(self, function: ValueAndGradient, start: Tensor, budget: int, watch: Watch, box: bool) -> Found:
+    def _wolfe(self, function: ValueAndGradient, start: Tensor, budget: int, watch: Watch, boxed: int) -> Found:
         best = Best(start)
 
         def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -80,7 +90,7 @@ class Lbfgs:
                 start.double().numpy(),
                 jac=True,
                 method="L-BFGS-B",
-                bounds=[(0.0, 1.0)] * len(start) if box else None,
+                bounds=[(0.0, 1.0)] * boxed + [(None, None)] * (len(start) - boxed) if boxed else None,
                 options={"maxcor": self.history, "maxiter": budget, "maxfun": budget, "ftol": 0.0, "gtol": 0.0},
             )
         return Found(best.point, best.loss, best.evaluations)

@@ -7,7 +7,7 @@ simulated, step by step, by the clients' own routine (`fl.local.local_update`), 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,20 +15,41 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import NotDisclosedError, UsageError
+from leaktight.core.protocols import Defense, RoundPlan
+from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Observation, Params
-from leaktight.fl.local import Trainer, local_update, loss_and_gradient
+from leaktight.core.types import Batch, Observation, Params, Update
+from leaktight.fl.local import Trainer, local_update, loss_and_gradient, silent
 from leaktight.models.surgery import batch_statistics, mode_of
+
+_NO_RNG = Rng(0)  # an attacker's model of a defense draws nothing
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something of the client's, beside its examples, that is searched for: start + spread N(0, 1) at first."""
+
+    start: Tensor
+    spread: float = 0.0
+
+    def draw(self, rng: Rng) -> Tensor:
+        """Where a restart begins."""
+        noise = torch.randn(self.start.shape, generator=rng.torch(), dtype=torch.float64)
+        return self.start + self.spread * noise.to(self.start)
 
 
 @dataclass(frozen=True)
 class View:
     """One observed update in a form that can be matched.
 
+    trainer: with the attacker's own model of a defense, if it has one: hooks that are pure functions of tensors.
     buffers: with the parameters that are not trained. target: what the guess has to come close to.
     steps: for every simulated step the places of its examples among those behind the update, and its learning rate;
     empty where the gradient of all of them is matched. notes: what the attacker assumed.
+    weights: factors on the entries of guess and target before they are compared; 1 for a tensor that is not named.
+    unknowns: what is searched for beside the images. One with the name of a buffer takes that buffer's place; all of
+    them are the state of the trainer's defense.
     """
 
     trainer: Trainer
@@ -37,16 +58,42 @@ class View:
     target: Params
     steps: Sequence[tuple[tuple[int, ...], float]] = ()
     notes: Sequence[str] = field(default_factory=tuple)
+    weights: Params = field(default_factory=dict)
+    unknowns: Mapping[str, Unknown] = field(default_factory=dict)
 
-    def guess(self, images: Tensor, labels: Tensor, params: Params, buffers: Params) -> Params:
+    def guess(
+        self, images: Tensor, labels: Tensor, params: Params, buffers: Params, unknowns: Params | None = None
+    ) -> Params:
         """The update that these examples would have caused: a pure function of tensors."""
-        if not self.steps:
+        state = unknowns or {}
+        buffers = {name: state.get(name, tensor) for name, tensor in buffers.items()} if state else buffers
+        defense = self.trainer.defense
+        if not self.steps and type(defense) is Defense:
             with mode_of(self.trainer.model, self.trainer.mode):
                 return loss_and_gradient(self.trainer, params, buffers, Batch(images, labels), create_graph=True)[1]
-        batches = [Batch(taken(images, places), taken(labels, places)) for places, _ in self.steps]
-        rates = [rate for _, rate in self.steps]
-        result = local_update(self.trainer, params, buffers, batches, learning_rates=rates, create_graph=True)
-        return result.update(params, "delta")
+        steps = self.steps or [(tuple(range(len(images))), 1.0)]
+        batches = [Batch(taken(images, places), taken(labels, places)) for places, _ in steps]
+        plan, state = defense.on_round(
+            RoundPlan(0, tuple(rate for _, rate in steps)), state, rng=_NO_RNG, report=silent
+        )
+        rates = plan.learning_rates
+        result = local_update(
+            self.trainer, params, buffers, batches, learning_rates=rates, create_graph=True, state=state, rng=_NO_RNG
+        )
+        kind: Literal["gradient", "delta"] = "delta" if self.steps else "gradient"
+        update = Update(result.update(params, kind), kind)
+        return defense.on_update(update, result.state, rng=_NO_RNG, report=silent)[0].tensors
+
+    @property
+    def starts(self) -> Params:
+        """The middle of where the unknowns begin."""
+        return {name: unknown.start for name, unknown in self.unknowns.items()}
+
+    def weighted(self, tensors: Params, weights: Params) -> Params:
+        """The tensors as they are compared. weights: those of the view, as the search holds them."""
+        if not weights:
+            return tensors
+        return {name: tensor * weights[name] if name in weights else tensor for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from leaktight.attacks.matched import View, taken
 from leaktight.attacks.priors import BatchNormStatistics, GroupConsistency, ImagePrior
 from leaktight.core.rng import Rng
 from leaktight.core.types import ImageShape
+from leaktight.models.surgery import mode_of
 
 if TYPE_CHECKING:
     from leaktight.attacks.matching import Matching
@@ -96,15 +97,15 @@ class Search:
                 {
                     "params": dict(view.params),
                     "buffers": dict(view.buffers),
+                    "weights": dict(view.weights),
                     "prepared": {}
                     if objective is None
-                    else objective.prepare(view.target, view.trainer.model, problem.shape),
+                    else objective.prepare(view.weighted(view.target, view.weights), view.trainer.model, problem.shape),
                 }
                 for _, view, _ in problem.views
             ],
         }
-        laid_out: Tree = pytree.tree_map(_channels_last, fixed)
-        return laid_out if problem.labels is None else {**laid_out, "labels": problem.labels}
+        return fixed if problem.labels is None else {**fixed, "labels": problem.labels}
 
     def start(self, rng: Rng) -> Tree:
         """Where a restart begins."""
@@ -114,6 +115,9 @@ class Search:
         if isinstance(attack.labels, Joint):
             draw = attack.labels.draw(problem.num_examples, problem.num_classes, rng.child("labels").torch())
             variables["labels"] = draw.to(precision)
+        for place, (_, view, _) in enumerate(problem.views):
+            for name, unknown in view.unknowns.items():
+                variables[_unknown(place, name)] = unknown.draw(rng.child("unknown", place, name)).to(precision)
         return variables
 
     def loss(self, variables: Tree, group: Tree, fixed: Tree) -> Tensor:
@@ -122,9 +126,12 @@ class Search:
         labels = fixed["labels"] if "labels" in fixed else variables["labels"].softmax(1)
         terms = [weight * self._penalty(prior, images, fixed) for weight, prior in self.attack.priors]
         if self.attack.objective is not None:
-            for (weight, view, places), tensors in zip(self.problem.views, fixed["views"], strict=True):
+            for number, (weight, view, places) in enumerate(self.problem.views):
+                tensors = fixed["views"][number]
                 examples = taken(images, places), taken(labels, places)
-                guess = view.guess(*examples, tensors["params"], tensors["buffers"])
+                unknowns = {name: variables[_unknown(number, name)] for name in view.unknowns}
+                guess = view.guess(*examples, tensors["params"], tensors["buffers"], unknowns)
+                guess = view.weighted(guess, tensors["weights"])
                 terms.append(weight * self.attack.objective.loss(guess, tensors["prepared"]))
         if group:
             terms.append(group["pull"] * GroupConsistency().penalty(images, group["consensus"]))
@@ -135,12 +142,24 @@ class Search:
             return prior.penalty(images)
         _, view, _ = self.problem.views[0]
         tensors = fixed["views"][0]
-        return prior.penalty(images, view.trainer.model, tensors["params"], tensors["buffers"])
+        with mode_of(view.trainer.model, view.trainer.mode):
+            return prior.penalty(images, view.trainer.model, tensors["params"], tensors["buffers"])
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Weights of convolutions in the layout in which a step took 3 to 15 % less time."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+def _unknown(view: int, name: str) -> str:
+    """The name of a view's unknown among the variables of a search."""
+    return f"{view}:{name}"
+
+
+def channels_last(tree: Tree) -> Tree:
+    """The tree with the weights of convolutions in the layout in which a step took 3 to 15 % less time.
+
+    Not for use under vmap: PyTorch 2.13 then gives wrong gradients of weights, without an error.
+    """
+    laid_out: Tree = pytree.tree_map(
+        lambda each: each.contiguous(memory_format=torch.channels_last) if each.ndim == 4 else each, tree
+    )
+    return laid_out
 
 
 class Plateau:

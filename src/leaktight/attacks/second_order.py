@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from leaktight.attacks.backends import Runnable, make_runnable
 from leaktight.attacks.lanes import Tree
 from leaktight.attacks.lbfgs import Lbfgs
-from leaktight.attacks.search import Candidate, Found, Plateau, Search
+from leaktight.attacks.search import Candidate, Found, Plateau, Search, channels_last
 
 
 def bend(search: Search) -> list[Found]:
@@ -20,7 +20,7 @@ def bend(search: Search) -> list[Found]:
     starts = [[search.start(rng) for rng in row] for row in search.rngs]
     first, spec = pytree.tree_flatten(starts[0][0])
     shapes = [tensor.shape for tensor in first]
-    constants, layout = pytree.tree_flatten(search.fixed[0])
+    constants, layout = pytree.tree_flatten(channels_last(search.fixed[0]))
 
     def unflatten(point: Tensor) -> Tree:
         parts = torch.split(point, [shape.numel() for shape in shapes])
@@ -44,7 +44,7 @@ def _restarts(
 ) -> list[Candidate]:
     attack, optimizer = search.attack, search.attack.optimizer
     assert isinstance(optimizer, Lbfgs)
-    constants = pytree.tree_leaves(search.fixed[victim])
+    constants = pytree.tree_leaves(channels_last(search.fixed[victim]))
 
     def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = runnable(point, *constants)
@@ -54,7 +54,8 @@ def _restarts(
     for start in starts:
         watch = _watch(search, victim, unflatten)
         box = attack.box and optimizer.line_search == "wolfe"
-        result = optimizer.search(evaluate, _vector(start), attack.iterations, watch, box=box)
+        free = sum(tensor.numel() for name, tensor in start.items() if name not in ("images", "labels"))
+        result = optimizer.search(evaluate, _vector(start), attack.iterations, watch, box=box, free=free)
         candidates.append(Candidate(unflatten(result.point), result.loss, result.evaluations))
         if attack.stop_below is not None and result.loss < attack.stop_below:
             break

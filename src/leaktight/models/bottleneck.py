@@ -33,8 +33,12 @@ class VariationalBottleneck(nn.Module):
         std = F.softplus(raw)
         each = -0.5 * (1 + 2 * std.log() - mean.square() - std.square())
         self._divergence = each.flatten(1).sum(1) / math.log(2)
-        decoded: Tensor = self.decoder(mean + std * torch.randn_like(std))
+        decoded: Tensor = self.decoder(mean + std * self.draw(std))
         return decoded
+
+    def draw(self, like: Tensor) -> Tensor:
+        """The noise of one call."""
+        return torch.randn_like(like)
 
     def take_divergence(self) -> Tensor:
         """The divergence of the last call, once: a tensor that stays behind would keep its graph alive."""

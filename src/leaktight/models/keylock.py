@@ -54,6 +54,22 @@ class KeyLock(nn.Module):
         return self.activation(self.scale(self.key)), self.activation(self.shift(self.key))
 
 
+class ScaleShift(nn.Module):
+    """scale * x + shift per channel of x (N, C, ...): what a lock does, for somebody who has neither lock nor key."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, channels: int, like: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", like.new_ones(channels))
+        self.register_buffer("shift", like.new_zeros(channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        per_channel = (-1, *(1 for _ in inputs.shape[2:]))
+        return self.scale.view(per_channel) * inputs + self.shift.view(per_channel)
+
+
 def normalise_blocks(model: nn.Module, blocks: Blocks) -> None:
     """Give the first convolution (or all) a batch norm without scale and shift, in place.
 
@@ -90,6 +106,19 @@ def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified:
             _follow(norm, LOCK, KeyLock(norm.num_features, key, rectified=rectified))
         names.append(block.norm)
     return names
+
+
+def scale_blocks(model: nn.Module, blocks: Blocks) -> list[ConvBlock]:
+    """Put a `ScaleShift` where `lock_blocks` would put a lock, in place; the blocks concerned.
+
+    Its buffers are `<norm>.lock.scale` and `<norm>.lock.shift`.
+    """
+    chosen = []
+    for block in _chosen(model, blocks):
+        if block.norm is not None and not (norm := _batch_norm(model, block.norm)).affine:
+            _follow(norm, LOCK, ScaleShift(norm.num_features, model.get_submodule(block.conv).get_parameter("weight")))
+            chosen.append(block)
+    return chosen
 
 
 def _chosen(model: nn.Module, blocks: Blocks) -> tuple[ConvBlock, ...]:

@@ -1,0 +1,73 @@
+"""Against FedKL: two numbers per locked channel are unknown, not a key; they are searched for with the images."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from leaktight.adaptive.knowing import Adaptation, labels_from_bias, without
+from leaktight.attacks.matched import Unknown, View
+from leaktight.attacks.matching import Matching
+from leaktight.core.types import Observation
+from leaktight.defenses.fedkl import FedKl
+from leaktight.models.keylock import LOCK, scale_blocks
+
+_EXPLAINED = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsFedKl(Adaptation):
+    """FedKL: the scales and shifts of the locked channels are unknowns of the search; the locked block is not matched.
+
+    ignore_locked: leave the gradients of locked convolutions out. Where every block is locked they are matched all the
+    same, since hardly anything else would be left.
+    spread: of the first guess of scales and shifts, around zero; a fresh lock gives about a third.
+    restarts: at least so many, as some signs of scales cannot be changed on the way; the search ends with the first
+    that explains the update to 1e-12.
+
+    Whatever key and lock are, all they do is scale and shift each channel: 2 O numbers for O channels. Labels that
+    would be searched for are read off the last layer, which is not locked.
+    Assumes: the architecture, which is public.
+    Cannot: know how the lock moves within a round of several steps, in which it counts as fixed; nor run a locked norm
+    in evaluation mode, whose statistics are private.
+    """
+
+    ignore_locked: bool = True
+    spread: float = 0.33
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.spread >= 0:
+            raise ValueError(f"expected spread >= 0, got {self.spread}")
+        if self.restarts < 1:
+            raise ValueError(f"expected restarts >= 1, got {self.restarts}")
+
+    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
+        enough = _EXPLAINED if attack.stop_below is None else attack.stop_below
+        attack = replace(attack, restarts=max(attack.restarts, self.restarts), stop_below=enough)
+        return labels_from_bias(attack, seen[0]), list(seen)
+
+    def view(self, view: View, seen: Observation) -> View:
+        assert isinstance(self.defense, FedKl)
+        model = copy.deepcopy(view.trainer.model)
+        blocks = scale_blocks(model, self.defense.blocks)
+        like = next(iter(view.params.values()))
+        buffers: dict[str, Tensor] = {
+            f"{block.norm}.{LOCK}.{part}": getattr(model.get_submodule(f"{block.norm}.{LOCK}"), part).to(like).mul(0)
+            for block in blocks
+            for part in ("scale", "shift")
+        }
+        view = replace(
+            view,
+            trainer=replace(view.trainer, model=model),
+            buffers={**view.buffers, **buffers},
+            unknowns={**view.unknowns, **{name: Unknown(start, self.spread) for name, start in buffers.items()}},
+            notes=(*view.notes, "scales and shifts of locked channels are unknown"),
+        )
+        if not self.ignore_locked or self.defense.blocks == "all":
+            return view
+        locked = [f"{block.conv}.{part}" for block in blocks for part in ("weight", "bias")]
+        return without(view, locked, "locked convolutions are not matched")

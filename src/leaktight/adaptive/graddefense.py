@@ -1,0 +1,78 @@
+"""Against GradDefense: some slices are exact; a first guess shows which ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leaktight.adaptive.knowing import Adaptation, weighing
+from leaktight.adaptive.stages import Judging, in_stages
+from leaktight.attacks.matched import View
+from leaktight.attacks.matching import Matching
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.types import Observation, Params, Reconstruction
+from leaktight.defenses.graddefense import unflattened
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsGradDefense(Adaptation):
+    """GradDefense: reconstruct, see which runs of the update fit the guess, and go on with those.
+
+    stages: how often entries are weighed anew. window: so many neighbouring entries are judged together.
+    quantile: the share of windows that counts as exact.
+
+    A run of entries whose mean squared difference from the guess is d counts by q / (q + d), with q the `quantile` of
+    all d. Exact runs fit better with every stage and noisy ones do not, so that in the end the exact slices are matched
+    alone.
+    Assumes: the quantile of entries is exact. Where slices begin and end is not known, and not needed.
+    Cannot: begin without a first guess: noise that outweighs the gradient in most slices leaves nothing to judge by.
+    """
+
+    exact: ClassVar[bool] = True
+    blurs: ClassVar[bool] = True
+
+    stages: int = 3
+    window: int = 32
+    quantile: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.stages < 1 or self.window < 1:
+            raise ValueError(f"expected stages and window >= 1, got {self.stages} and {self.window}")
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"expected quantile in (0, 1), got {self.quantile}")
+
+    def solve(
+        self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
+    ) -> Reconstruction:
+        fits = WhatFits(self.window, self.quantile)
+        return in_stages(attack, fits, self.stages, seen, rng=rng, progress=progress)
+
+
+@dataclass(frozen=True)
+class WhatFits(Judging):
+    """Entries count by how well a guess explains those around them."""
+
+    window: int
+    quantile: float
+
+    def judged(self, view: View, guessed: Params | None) -> View:
+        if guessed is None:
+            return view
+        differences = {name: guessed[name] - tensor for name, tensor in view.target.items()}
+        weights = fitness(differences, self.window, self.quantile)
+        return weighing(view, weights, "entries weighed by how well an earlier guess explains them")
+
+
+def fitness(differences: Params, window: int, quantile: float) -> dict[str, Tensor]:
+    """sqrt(q / (q + d)) of every entry, d being the mean square of the differences around it, q a quantile of d."""
+    flat = torch.cat([tensor.flatten() for tensor in differences.values()]).to(torch.float64)
+    width = min(window, len(flat))
+    padded = torch.nn.functional.pad(flat.square()[None], (width // 2, width - 1 - width // 2), mode="replicate")
+    around = torch.nn.functional.avg_pool1d(padded, width, 1)[0]
+    level = around.kthvalue(max(1, int(quantile * len(around)))).values + torch.finfo(torch.float64).tiny
+    return unflattened((level / (level + around)).sqrt(), differences)

@@ -1,0 +1,202 @@
+"""What all attackers who know a defense share: an attack's own composition, changed by what is known.
+
+An `Adaptation` changes three things, and none of them is the loop: what was observed (noise averaged away, a stand-in
+inverted), the parts of the attack (its objective, priors and labels), and each view of an update (which entries count,
+what else is unknown, and what the client did to the update that its examples caused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from leaktight.attacks.labels import BiasCorrected, Joint
+from leaktight.attacks.last_layer import head_gradient
+from leaktight.attacks.matched import Matched, View
+from leaktight.attacks.matching import Matching
+from leaktight.attacks.objectives import Cosine, LayerCosine, Objective
+from leaktight.attacks.presets import Preset
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.protocols import Attack, Defense, Progress, Report, RoundPlan, Step
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Observation, Params, Reconstruction, State, Update
+from leaktight.models.surgery import final_linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """What changes for an attacker who expects a defense. Every hook is the identity.
+
+    exact: whether it reads entries that the defense left exact; a later part of a stack that blurs then blinds it.
+    blurs: whether the defense it stands for leaves no entry as it was.
+    """
+
+    exact: ClassVar[bool] = False
+    blurs: ClassVar[bool] = False
+
+    defense: Defense
+
+    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
+        """The attack's parts, and what it is shown."""
+        return attack, list(seen)
+
+    def view(self, view: View, seen: Observation) -> View:
+        """An update as it is matched. seen: what `prepare` made of the observation."""
+        return view
+
+    def solve(
+        self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
+    ) -> Reconstruction:
+        """Run the attack that `prepare` and `view` made."""
+        return attack.reconstruct(seen, rng=rng, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowing:
+    """An attack that expects a defense: the composition of `attack`, changed by an adaptation to the defense.
+
+    Assumes: what the attack assumes, and the defense with all its settings (DEFENSE). Secrets (keys, noise, moments,
+    learning rates) stay unknown.
+    """
+
+    attack: Preset | Matching
+    adaptation: Adaptation
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:
+        return self.attack.requires | {Knowledge.DEFENSE}
+
+    def matching(self) -> Matching:
+        """The attack before it was adapted."""
+        return self.attack if isinstance(self.attack, Matching) else self.attack.matching()
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        """Find the examples behind one update, or behind several updates of the same examples."""
+        for each in seen:
+            require(each, Knowledge.DEFENSE)
+            if each.defense != self.adaptation.defense:
+                raise UsageError(
+                    f"expected updates behind {self.adaptation.defense}, for which this attacker was made, "
+                    f"got {each.defense}; adapt the attack to that one"
+                )
+        if not seen:
+            raise UsageError("expected at least one observation, got none")
+        attack, shown = self.adaptation.prepare(self.matching(), seen)
+        attack = replace(attack, matched=Expecting(inner=attack.matched, adaptation=self.adaptation))
+        return self.adaptation.solve(attack, shown, rng=rng, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expecting(Matched):
+    """Another way to match an update, with the view changed by an adaptation."""
+
+    inner: Matched
+    adaptation: Adaptation
+
+    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
+        plain = self.inner.view(seen, num_examples, precision, needs_scale=needs_scale)
+        return self.adaptation.view(plain, seen)
+
+    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
+        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
+
+
+@dataclass(frozen=True)
+class _Mimics(Defense):
+    """Models of several defenses in order; all share one state, the unknowns of the search."""
+
+    parts: tuple[Defense, ...]
+
+    def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
+        for part in self.parts:
+            plan, state = part.on_round(plan, state, rng=rng, report=report)
+        return plan, state
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        for part in self.parts:
+            gradient, state = part.on_gradient(step, state, rng=rng, report=report)
+            step = replace(step, gradient=gradient)
+        return step.gradient, state
+
+    def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
+        for part in self.parts:
+            update, state = part.on_update(update, state, rng=rng, report=report)
+        return update, state
+
+
+def composition_of(attack: Attack) -> Preset | Matching | None:
+    """The attack, if it is a composition that matches an update and so can be changed; None if it is anything else."""
+    if not isinstance(attack, Preset | Matching):
+        return None
+    composed = attack.composition() if isinstance(attack, Preset) else attack
+    return None if composed is None or composed.objective is None else attack
+
+
+def mimicking(view: View, mimic: Defense) -> View:
+    """A view that puts its guesses through a model of a defense, after those that it has already."""
+    before = view.trainer.defense
+    parts = before.parts if isinstance(before, _Mimics) else () if type(before) is Defense else (before,)
+    defense = _Mimics((*parts, mimic)) if parts else mimic
+    return replace(view, trainer=replace(view.trainer, defense=defense))
+
+
+def weighing(view: View, weights: Params, note: str) -> View:
+    """A view in which entries count by these factors beside those that it has. A tensor of zeros is left out."""
+    joined = dict(view.weights)
+    for name, weight in weights.items():
+        if name in view.target:
+            own = weight.to(view.target[name])
+            joined[name] = joined[name] * own if name in joined else own
+    blank = {name for name, weight in joined.items() if not bool(weight.any())}
+    return replace(
+        view,
+        target={name: tensor for name, tensor in view.target.items() if name not in blank},
+        weights={name: weight for name, weight in joined.items() if name not in blank},
+        notes=(*view.notes, note),
+    )
+
+
+def without(view: View, names: Sequence[str], note: str) -> View:
+    """A view in which these tensors are not matched."""
+    target = {name: tensor for name, tensor in view.target.items() if name not in names}
+    return replace(view, target=target, notes=(*view.notes, note))
+
+
+def scale_free(objective: Objective | None) -> Objective | None:
+    """The objective, or the cosine where it would see the length of the update."""
+    return objective if objective is None or objective.scale_free else Cosine()
+
+
+def zeros_are_the_defenses(attack: Matching) -> Matching:
+    """An attack whose objective does not take the zeros that a defense makes for those of ReLU."""
+    if isinstance(attack.objective, LayerCosine):
+        return replace(attack, objective=replace(attack.objective, relu_modifier=False))
+    return attack
+
+
+def labels_from_bias(attack: Matching, seen: Observation) -> Matching:
+    """An attack that reads the labels off the last layer's bias instead of searching for them, where there is one.
+
+    With one example the bias gradient p - y is negative at the label and nowhere else, whatever the features are.
+    """
+    if not isinstance(attack.labels, Joint):
+        return attack
+    try:
+        bias = head_gradient(seen).bias
+    except LeaktightError:
+        return attack
+    return attack if bias is None else replace(attack, labels=BiasCorrected())
+
+
+def last_weight(model: nn.Module, seen: Observation) -> str:
+    """The name of the weight of the linear layer that runs last."""
+    example = next(model.parameters())
+    blank = torch.zeros(1, *seen.input_shape, dtype=example.dtype, device=example.device)
+    name, _ = final_linear(model, blank)
+    return f"{name}.weight" if name else "weight"

@@ -1,0 +1,54 @@
+"""Against LRP and ada-LRP: a scale-free distance, and the learning rate of every local step as an unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from leaktight.adaptive.knowing import Adaptation, mimicking, scale_free
+from leaktight.attacks.matched import Unknown, View
+from leaktight.attacks.matching import Matching
+from leaktight.core.protocols import Defense, Report, RoundPlan
+from leaktight.core.rng import Rng
+from leaktight.core.types import Observation, State
+
+_RATES = "lrp.log_rates"
+
+
+@dataclass(frozen=True)
+class _UnknownRates(Defense):
+    """Learning rates that are the server's times e^u, with u unknown."""
+
+    def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
+        factors = state[_RATES].exp()
+        # Tensors where a client has numbers: local training takes both.
+        rates: Any = tuple(rate * factor for rate, factor in zip(plan.learning_rates, factors.unbind(), strict=True))
+        return replace(plan, learning_rates=rates), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsRates(Adaptation):
+    """LRP and ada-LRP: cosine; with several local steps, one unknown factor for each of them.
+
+    Assumes: the number of local steps and of examples. With one step the update is the gradient times a positive
+    number, and nothing is lost.
+    Cannot: find the order in which the client took its batches, which is as unknown as without the defense. The common
+    factor of all rates changes the direction of the update in second order only, and is found as badly.
+    """
+
+    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
+        return replace(attack, objective=scale_free(attack.objective)), list(seen)
+
+    def view(self, view: View, seen: Observation) -> View:
+        if len(view.steps) < 2:
+            return view
+        start = torch.zeros(len(view.steps), dtype=next(iter(view.params.values())).dtype)
+        view = replace(
+            view,
+            unknowns={**view.unknowns, _RATES: Unknown(start)},
+            notes=(*view.notes, "the learning rate of every step is unknown"),
+        )
+        return mimicking(view, _UnknownRates())

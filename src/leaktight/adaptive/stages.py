@@ -1,0 +1,102 @@
+"""A search in stages: what a guess explains says how to read the update, and the search goes on from that guess."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.initial import Shape, Start
+from leaktight.attacks.last_layer import LabelStrategy
+from leaktight.attacks.matched import Matched, View
+from leaktight.attacks.matching import Matching
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Observation, Params, Reconstruction
+
+_SAME = 1e-4  # pixels that move less have arrived
+
+
+class Judging(ABC):
+    """A way to read an update in the light of a guess."""
+
+    @abstractmethod
+    def judged(self, view: View, guessed: Params | None) -> View:
+        """The view, changed. guessed: the update that the guess would have caused; None before there is a guess."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTheLightOf(Matched):
+    """Match as `inner` does, with the view changed by what a guess explains, if there is one already."""
+
+    inner: Matched
+    judging: Judging
+    guess: Batch | None = None
+
+    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
+        view = self.inner.view(seen, num_examples, precision, needs_scale=needs_scale)
+        if self.guess is None:
+            return self.judging.judged(view, None)
+        images = self.guess.inputs.to(precision)
+        with torch.no_grad():
+            guessed = view.guess(images, self.guess.targets, view.params, view.buffers, view.starts)
+        return self.judging.judged(view, guessed)
+
+    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
+        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
+
+
+def in_stages(
+    attack: Matching,
+    judging: Judging,
+    stages: int,
+    seen: Sequence[Observation],
+    *,
+    rng: Rng,
+    progress: Progress | None,
+) -> Reconstruction:
+    """Run the attack, then so many stages of it, each from where the last one ended, until that changes nothing.
+
+    These later stages have one restart and half the iterations.
+    """
+    begin = replace(attack, matched=InTheLightOf(inner=attack.matched, judging=judging))
+    found = begin.reconstruct(seen, rng=rng, progress=progress)
+    for stage in range(stages):
+        before = found.guess
+        again = replace(
+            attack,
+            matched=InTheLightOf(inner=attack.matched, judging=judging, guess=before),
+            start=_From(images=before.inputs),
+            labels=_Found(labels=before.targets),
+            iterations=max(1, attack.iterations // 2),
+            restarts=1,
+            consensus=0.0,
+        )
+        found = again.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
+        if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
+            break
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _From(Start):
+    """Begin at these images."""
+
+    images: Tensor
+
+    def draw(self, shape: Shape, generator: torch.Generator) -> Tensor:
+        return self.images.reshape(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found(LabelStrategy):
+    """The labels of an earlier guess, in the order of its images."""
+
+    labels: Tensor
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        return self.labels.clone()

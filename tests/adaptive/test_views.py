@@ -1,0 +1,290 @@
+"""Masks, inversions and models of defenses against closed forms, and against what a real client did."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.adaptive.scenes import LOCAL, Scene, digits, play
+from torch import Tensor
+
+from leaktight.adaptive.adadefense import confidence, first_step, invert
+from leaktight.adaptive.graddefense import fitness
+from leaktight.adaptive.knowing import Expecting
+from leaktight.adaptive.noise import averaged, of_steps, prior_weight
+from leaktight.adaptive.stack import KnowsStack
+from leaktight.adaptive.support import mean_size, solutions
+from leaktight.adaptive.table import adaptation_to
+from leaktight.attacks.matched import Simulation, View
+from leaktight.attacks.presets import CsDlg
+from leaktight.core.protocols import ClientFacts, Defense
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.types import Params
+from leaktight.defenses.adadefense import AdaDefense
+from leaktight.defenses.clipping import Clipping
+from leaktight.defenses.compression import GradientCompression
+from leaktight.defenses.dp_sgd import DpSgd
+from leaktight.defenses.fed_cdp import FedCdp
+from leaktight.defenses.fedkl import FedKl
+from leaktight.defenses.graddefense import GradDefense
+from leaktight.defenses.lrp import Lrp
+from leaktight.defenses.minmax import MinMaxSampling
+from leaktight.defenses.noise import AdditiveNoise
+from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.precode import Precode
+from leaktight.defenses.soteria import Soteria
+from leaktight.defenses.stack import Stack
+from leaktight.models.keylock import KeyLock
+
+
+def view_of(scene: Scene) -> View:
+    """An update as the attacker who knows the defense matches it."""
+    defense = scene.seen.defense
+    assert defense is not None
+    adaptation = adaptation_to(defense)
+    assert adaptation is not None
+    _, (shown,) = adaptation.prepare(CsDlg().matching(), [scene.seen])
+    count = scene.seen.batch_size or 0
+    expecting = Expecting(inner=Simulation(), adaptation=adaptation)
+    return expecting.view(shown, count, torch.float64, needs_scale=False)
+
+
+def explained(scene: Scene, unknowns: Params | None = None, order: list[int] | None = None) -> float:
+    """1 - cosine between the update and what the attacker's model of the client makes of the truth."""
+    view = view_of(scene)
+    order = order or list(range(len(scene.truth)))
+    images, labels = scene.truth.inputs[order].double(), scene.truth.targets[order]
+    guess = view.guess(images, labels, view.params, view.buffers, {**view.starts, **(unknowns or {})})
+    return 1 - cosine(view.weighted(guess, view.weights), view.weighted(view.target, view.weights))
+
+
+def cosine(one: Params, other: Params) -> float:
+    left, right = (flat({name: tensors[name] for name in other}) for tensors in (one, other))
+    return float(left @ right / (left.norm() * right.norm()))
+
+
+def flat(tensors: Params) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors.values()]).double()
+
+
+CLIPPED: dict[str, tuple[Defense, dict[str, object]]] = {
+    "layer": (Clipping(clip_norm=0.1, scope="layer"), {}),
+    "layer-update": (Clipping(clip_norm=0.01, scope="layer", at="update"), {"kind": "delta"}),
+    "global-steps": (Clipping(clip_norm=0.3), {"kind": "delta", "local": replace(LOCAL, steps=3)}),
+    "examples": (Clipping(clip_norm=0.5, scope="example"), {"count": 3, "local": replace(LOCAL, batch_size=3)}),
+    "dp_sgd": (DpSgd(clip_norm=0.5, noise_multiplier=0.0), {"count": 3, "local": replace(LOCAL, batch_size=3)}),
+    "fed_cdp": (FedCdp(clip_norm=0.2, final_clip_norm=0.1, decay_rounds=2, noise_multiplier=0.0), {"round_index": 1}),
+    "fed_cdp-modules": (FedCdp(clip_norm=0.1, layers="module", noise_multiplier=0.0), {}),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_the_truth_clipped_alike_is_what_was_sent(name: str) -> None:
+    defense, options = CLIPPED[name]
+    scene = play(defense, **options)  # type: ignore[arg-type]
+    assert explained(scene) < 1e-7
+    plain = replace(scene.seen, defense=Defense())
+    view = Simulation().view(plain, len(scene.truth), torch.float64, needs_scale=False)
+    unaware = view.guess(scene.truth.inputs.double(), scene.truth.targets, view.params, view.buffers)
+    assert 1 - cosine(unaware, view.target) > 1e-4, "without clipping the truth does not explain it"
+
+
+def test_the_true_rates_explain_an_lrp_update() -> None:
+    scene = play(Lrp(), kind="delta", local=replace(LOCAL, steps=4))
+    rates = torch.tensor(scene.learning_rates, dtype=torch.float64).log()
+    assert explained(scene, {"lrp.log_rates": rates - math.log(LOCAL.learning_rate)}) < 1e-9
+    assert explained(scene) > 1e-5
+    assert not view_of(play(Lrp(), kind="delta")).unknowns, "with one step only the length is unknown"
+
+
+@pytest.mark.parametrize("blocks", ["first", "all"])
+def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["first", "all"]) -> None:
+    defense = FedKl(key_length=16, blocks=blocks)
+    scene = play(defense)
+    facts = ClientFacts("a", 1, 1)
+    model, _ = defense.start(copy.deepcopy(scene.seen.model), facts, rng=Rng(0).child("defense", "start"))
+    locks = {name: lock for name, lock in model.named_modules() if isinstance(lock, KeyLock)}
+    truth = {
+        f"{name}.{part}": value.detach().double()
+        for name, lock in locks.items()
+        for part, value in zip(("scale", "shift"), lock.coefficients(), strict=True)
+    }
+    view = view_of(scene)
+    assert set(view.unknowns) == set(truth)
+    assert explained(scene, truth) < 1e-6
+    locked = {"features.0.weight", "features.0.bias"}
+    assert locked.isdisjoint(view.target) == (blocks == "first")
+
+
+def test_the_true_noise_explains_a_precode_update() -> None:
+    defense = Precode(latent_size=8)
+    scene = play(defense)
+    with global_seed(Rng(0).child("round", 0).child("model")):
+        noise = torch.randn(1, 8).double()
+    (name,) = view_of(scene).unknowns
+    assert explained(scene, {name: noise}) < 1e-9
+    assert explained(scene) > 1e-4
+    assert not any("bottleneck" in each for each in view_of(scene).target)
+
+
+@pytest.mark.parametrize("form", ["adam", "adagrad", "yogi"])
+@pytest.mark.parametrize("other", ["paper", "inside", "code"])
+def test_the_first_stand_in_is_inverted(form: Literal["adam", "adagrad", "yogi"], other: str) -> None:
+    variant: Literal["paper", "code"] = "code" if other == "code" else "paper"
+    defense = AdaDefense(form=form, variant=variant, epsilon_inside=other == "inside")
+    gradient = {"w": torch.randn(500, generator=Rng(0).torch()).double() * 1e-3, "zero": torch.zeros(3).double()}
+    stand_in, _ = defense.stand_in(gradient, {"time": 0, "first": {}, "second": {}})
+    for name, tensor in stand_in.items():
+        torch.testing.assert_close(invert(tensor, defense), gradient[name], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("defense", [AdaDefense(), AdaDefense(variant="code")], ids=["paper", "code"])
+@pytest.mark.parametrize("kind", ["gradient", "delta"])
+def test_an_inverted_stand_in_points_where_the_gradient_does(
+    defense: AdaDefense, kind: Literal["gradient", "delta"]
+) -> None:
+    truth, scene = play(Defense(), kind=kind).seen.update.tensors, play(defense, kind=kind)
+    inverted = {name: invert(tensor, defense) for name, tensor in scene.seen.update.tensors.items()}
+    view = view_of(scene)
+    assert cosine(view.weighted(inverted, view.weights), view.weighted(truth, view.weights)) > 0.99
+    if defense.variant == "code":  # its epsilon is 32 times as large, and so are the entries that survive rounding
+        assert cosine(inverted, truth) > 0.99
+    assert cosine(scene.seen.update.tensors, truth) < 0.9
+
+
+@pytest.mark.parametrize("defense", [AdaDefense(), AdaDefense(epsilon_inside=True)], ids=["outside", "inside"])
+def test_the_confidence_in_an_entry_is_what_rounding_leaves(defense: AdaDefense) -> None:
+    """The error of the inversion after rounding the stand-in to float32, in units of the floor, against the formula."""
+    limit, _ = first_step(defense)
+    sizes = torch.tensor([1e-4, 1e-3, 1e-2, 3e-2], dtype=torch.float64)
+    weights = confidence({"w": sizes}, defense, 0.01)["w"]
+    assert bool((weights.diff() <= 0).all())
+    stand_in, _ = defense.stand_in({"w": sizes}, {"time": 0, "first": {}, "second": {}})
+    step = torch.finfo(torch.float32).eps / 4
+    moved = invert((stand_in["w"] - step * limit).double(), defense) - sizes
+    floor = 0.01 * float(sizes.square().mean().sqrt())
+    torch.testing.assert_close(weights, floor / (floor**2 + moved.square()).sqrt(), rtol=0.1, atol=1e-3)
+
+
+def test_a_later_round_of_adadefense_is_told_from_a_first() -> None:
+    later = play(AdaDefense(), round_index=1, state=play(AdaDefense(), seed=5).state)
+    late_comer = play(AdaDefense(), round_index=1)
+    assert "moments unknown: soft signs are matched" in view_of(later).notes
+    assert "the stand-in of a first round is inverted" in view_of(late_comer).notes
+
+
+def test_solutions_of_a_sample_hold_the_truth() -> None:
+    defense = MinMaxSampling(keep_share=0.2)
+    truth, sent = play(Defense()).seen.update.tensors, play(defense).seen.update.tensors
+    for name, each in solutions(sent).items():
+        drawn = sent[name] != 0
+        off = torch.minimum((each.small - truth[name]).abs(), (each.large - truth[name]).abs())[drawn]
+        assert float((off / truth[name][drawn].abs()).max() if len(off) else 0.0) < 0.05, name
+        product = (each.small * each.large)[drawn]
+        torch.testing.assert_close((each.small + each.large)[drawn], sent[name][drawn].double(), rtol=1e-6, atol=1e-9)
+        assert float(product.std() if len(product) > 1 else 0.0) < 1e-9, "both have the same product, C"
+
+
+@given(size=st.floats(0.05, 20.0))
+@settings(max_examples=20, deadline=None)
+def test_the_mean_size_is_the_inverse_of_the_share_drawn(size: float) -> None:
+    values = torch.empty(200_000, dtype=torch.float64).exponential_(generator=Rng(0).torch()) * size
+    share = float((values.square() / (values.square() + 1)).mean())
+    assert mean_size(share) == pytest.approx(size, rel=0.05)
+
+
+def test_what_is_matched_behind_compression_is_exact() -> None:
+    truth, view = play(Defense()).seen.update.tensors, view_of(play(GradientCompression()))
+    for name, weight in view.weights.items():
+        assert weight.unique().tolist() == [0.0, 1.0]
+        assert torch.equal(view.target[name] * weight, truth[name].double() * weight)
+
+
+def test_what_counts_fully_behind_outpost_is_exact() -> None:
+    defense = Outpost()
+    truth, scene = play(Defense()).seen.update.tensors, play(defense)
+    view = view_of(scene)
+    full = {name: weight == 1 for name, weight in view.weights.items()}
+    assert sum(int(mask.sum()) for mask in full.values()) > 300
+    for name, mask in full.items():
+        assert torch.equal(view.target[name][mask], truth[name].double()[mask])
+    noisy = [weight[(weight > 0) & (weight < 1)] for weight in view.weights.values()]
+    assert sum(len(each) for each in noisy) > 300
+    assert all(float(each.max()) < 0.1 for each in noisy if len(each))
+
+
+def test_an_update_that_outpost_left_alone_is_matched_as_it_is() -> None:
+    scene = play(Defense())
+    view = view_of(replace(scene, seen=replace(scene.seen, defense=Outpost())))
+    assert not view.weights
+
+
+def test_soterias_zero_columns_are_left_out_and_after_several_steps_the_layer() -> None:
+    scene = play(Soteria())
+    view = view_of(scene)
+    weight = scene.seen.update.tensors["classifier.weight"]
+    assert torch.equal(view.weights["classifier.weight"] == 0, (weight == 0).all(0).expand_as(weight))
+    assert list(view.weights) == ["classifier.weight"]
+    steps = view_of(play(Soteria(), kind="delta", local=replace(LOCAL, steps=2)))
+    assert "classifier.weight" not in steps.target
+
+
+def test_runs_that_fit_count_and_runs_of_noise_do_not() -> None:
+    noise = torch.zeros(3000, dtype=torch.float64)
+    noise[1000:2000] = torch.randn(1000, generator=Rng(0).torch()).double()
+    rest = 1e-3 * torch.randn(3000, generator=Rng(1).torch()).double()
+    weights = flat(fitness({"a": (noise + rest)[:1500], "b": (noise + rest)[1500:]}, 32, 0.25))
+    assert float(weights[1050:1950].max()) < 0.01
+    assert float(weights[:950].min()) > 0.4
+    assert float(weights[2050:].min()) > 0.4
+
+
+def test_updates_of_the_same_weights_are_averaged_and_no_others() -> None:
+    defense = AdditiveNoise(noise_std=0.1)
+    one, two = play(defense, noise_seed=1).seen, play(defense, noise_seed=2).seen
+    moved = {name: tensor + 1 for name, tensor in one.broadcast.params.items()}
+    other = replace(two, broadcast=replace(two.broadcast, params=moved))
+    (mean,) = averaged([one, two])
+    assert [len(averaged(each)) for each in ([one], [one, other], [one, two, other])] == [1, 2, 2]
+    for name, tensor in mean.update.tensors.items():
+        torch.testing.assert_close(tensor, (one.update.tensors[name] + two.update.tensors[name]) / 2)
+
+
+def test_the_weight_of_the_prior_in_closed_form() -> None:
+    seen = play(Defense(), kind="delta", local=replace(LOCAL, steps=4)).seen
+    assert of_steps(0.5, seen) == pytest.approx(LOCAL.learning_rate * 0.5 * 2)
+    assert of_steps(0.5, replace(seen, local_training=replace(LOCAL, momentum=0.9))) is None
+    unit = {name: torch.full_like(tensor, 2.0) for name, tensor in seen.update.tensors.items()}
+    seen = replace(seen, update=replace(seen.update, tensors=unit))
+    size = sum(tensor.numel() for tensor in unit.values())
+    # |u|^2 = 4 P, |g|^2 = 4 P - P s^2
+    expected = 0.25 * math.prod(digits().shape) / (math.sqrt(4 * (4 - 0.25)) * size * 0.2)
+    assert prior_weight(seen, 0.5, 0.2) == pytest.approx(expected)
+
+
+def test_a_stack_keeps_what_can_still_be_read() -> None:
+    clip, prune, blur = Clipping(), GradientCompression(), AdditiveNoise()
+    kinds = {
+        (clip, prune): ["KnowsClipping", "KnowsSupport"],
+        (prune, blur): ["KnowsNoise"],
+        (blur, prune): ["KnowsNoise", "KnowsSupport"],
+        (GradDefense(), blur): ["KnowsNoise"],
+        (prune, AdaDefense()): ["KnowsSupport", "KnowsAdaDefense"],
+    }
+    for parts, expected in kinds.items():
+        made = adaptation_to(Stack(parts=parts))
+        assert isinstance(made, KnowsStack)
+        assert [type(part).__name__ for part in made.parts] == expected
+    assert adaptation_to(Stack(parts=(Defense(),))) is None
+
+
+def test_every_example_of_a_batch_has_noise_of_its_own() -> None:
+    scene = play(Precode(latent_size=8), count=3, local=replace(LOCAL, batch_size=3))
+    (unknown,) = view_of(scene).unknowns.values()
+    assert tuple(unknown.start.shape) == (3, 8)
