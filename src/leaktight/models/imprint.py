@@ -1,0 +1,57 @@
+"""The imprint module of Robbing the Fed: a malicious server puts it before the first layer of a network."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from leaktight.core.errors import ModelError
+from leaktight.core.types import ImageShape
+
+NAME = "imprint"
+
+
+class Imprint(nn.Module):
+    """A linear layer to as many units as there are bins, an activation, and a linear layer back to an image.
+
+    top: where units stop rising (Hardtanh from 0); None: nowhere (ReLU).
+    """
+
+    def __init__(self, shape: ImageShape, num_bins: int, top: float | None = None) -> None:
+        super().__init__()
+        size = shape.channels * shape.height * shape.width
+        self.into = nn.Linear(size, num_bins)
+        self.activation = nn.ReLU() if top is None else nn.Hardtanh(0.0, top)
+        self.back = nn.Linear(num_bins, size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.back(self.activation(self.into(inputs.flatten(1))))
+        return outputs.reshape(inputs.shape)
+
+
+@dataclass(frozen=True)
+class _First:
+    """A hook before the whole model; finds the module by name, in copies too."""
+
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (model.get_submodule(NAME)(inputs[0]), *inputs[1:])
+
+
+def with_imprint(model: nn.Module, shape: ImageShape, num_bins: int, top: float | None = None) -> nn.Module:
+    """A copy that sees its images through an imprint module. All other names stay as they are.
+
+    The module is registered first, as it runs first.
+    """
+    if any(name == NAME for name, _ in model.named_children()):
+        raise ModelError(f"expected a model without a part named {NAME!r}, got one that has it")
+    changed = copy.deepcopy(model)
+    parts = dict(changed.named_children())
+    for name in parts:
+        delattr(changed, name)
+    for name, part in {NAME: Imprint(shape, num_bins, top), **parts}.items():
+        changed.add_module(name, part)
+    changed.register_forward_pre_hook(_First())
+    return changed
