@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.protocols import ClientFacts, Defense, Question, Report, RoundPlan, Step
+from leaktight.core.protocols import ClientFacts, Defense, Member, Question, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
@@ -135,8 +135,8 @@ class Secretive(Defense):
 class SecretiveFedAvg(FedAvg):
     """Draws a secret for every question, too."""
 
-    def answer(self, question: Question, client: Client, *, rng: Rng) -> State:
-        return {"secret": rng.entropy()}
+    def answer(self, question: Question, state: State, member: Member, *, rng: Rng) -> tuple[State, State]:
+        return {"secret": rng.entropy()}, state
 
 
 def test_every_question_is_answered_from_a_stream_of_its_own(model: nn.Module, examples: Examples) -> None:
@@ -207,7 +207,7 @@ def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: E
 def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
     reply, state = make_client(model, examples).handle(request(model), None)
     assert isinstance(reply, Trained)
-    assert set(state) == {"defense", "params", "buffers", "asked"}
+    assert set(state) == {"defense", "aggregator", "params", "buffers", "asked", "guard"}
 
 
 @dataclass(frozen=True)

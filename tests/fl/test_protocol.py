@@ -10,7 +10,7 @@ from leaktight.core.errors import RoundFailedError, UsageError
 from leaktight.core.protocols import Conversation, Question
 from leaktight.core.rng import Rng
 from leaktight.core.training import Cosine, LocalTraining
-from leaktight.core.types import Params, State, Update
+from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.aggregators import FedAvg, FedSgd
 from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
 from leaktight.fl.protocol import (
@@ -158,7 +158,9 @@ def test_scores_come_when_asked_for_and_at_the_end() -> None:
 class Asking(FedAvg):
     """Asks every client for its secret and adds the sum of the answers."""
 
-    def aggregate(self, updates: Mapping[str, Update], state: State) -> Conversation[tuple[Params, State]]:
+    def aggregate(
+        self, updates: Mapping[str, Update], state: State, *, broadcast: Broadcast, rng: Rng
+    ) -> Conversation[tuple[Params, State]]:
         answers = yield {client: Question("secret", {"n": 1}) for client in updates}
         assert list(answers) == sorted(answers)
         return {"b": torch.tensor([sum(answer["n"] for answer in answers.values())])}, state

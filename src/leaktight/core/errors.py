@@ -46,6 +46,10 @@ class RoundFailedError(LeaktightError):
     """Too few clients answered for the round to count."""
 
 
+class RefusedError(LeaktightError):
+    """A client does not train on the model that it was sent."""
+
+
 class CheckpointError(LeaktightError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,18 @@ class ClientFacts:
     client: str
     num_examples: int
     num_classes: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as the client's side of an aggregator sees it.
+
+    mean_loss: of a model (parameters, buffers) on the client's "train" or "validation" examples, in evaluation mode,
+    with the parts that the client keeps to itself in place of the given ones.
+    """
+
+    name: str
+    mean_loss: Callable[[Params, Params, Literal["train", "validation"]], float]
 
 
 @dataclass(frozen=True)
@@ -138,29 +150,52 @@ class Defense:
 class Aggregator:
     """How a server turns updates into the next model. Subclasses implement `combine`, or `aggregate` if they must ask.
 
-    update_kind: what the clients are told to send.
+    `on_update` and `answer` run at the clients, where `state` is the client's own memory of this aggregator; in the
+    other methods it is the server's.
     """
 
-    update_kind: ClassVar[UpdateKind] = "delta"
+    @property
+    def update_kind(self) -> UpdateKind:
+        """What the clients are told to send."""
+        return "delta"
+
+    @property
+    def sealed(self) -> bool:
+        """Whether updates arrive sealed: then the server combines what it cannot read, and refuses what it can."""
+        return False
 
     def start(self, params: Params) -> State:
-        """The state before the first round."""
+        """The server's state before the first round."""
         return {}
+
+    def agree(self, clients: Sequence[str], state: State) -> Conversation[State]:
+        """The server's side of what is settled before the first round (keys), and its new state."""
+        yield from ()
+        return state
 
     def loss_scale(self, num_examples: int, all_examples: Sequence[int]) -> float:
         """The factor on the loss of a client with so many examples, among clients with `all_examples`."""
         return 1.0
 
+    def on_update(
+        self, update: Update, state: State, member: Member, *, broadcast: Broadcast, rng: Rng
+    ) -> tuple[Update, State]:
+        """What leaves the client, made of the update that the defense lets out. broadcast: the model it is based on."""
+        return update, state
+
     def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
         """The change of the global parameters, by name, and the new state."""
         raise ValueError(f"{type(self).__name__} defines neither combine nor aggregate")
 
-    def aggregate(self, updates: Mapping[str, Update], state: State) -> Conversation[tuple[Params, State]]:
+    def aggregate(
+        self, updates: Mapping[str, Update], state: State, *, broadcast: Broadcast, rng: Rng
+    ) -> Conversation[tuple[Params, State]]:
+        """As `combine`, with questions to the clients. A change of buffers here takes the place of their mean."""
         yield from ()
         return self.combine(updates, state)
 
-    def answer(self, question: Question, client: Any, *, rng: Rng) -> State:
-        """A client's answer to one of `aggregate`'s questions; `client` is the `fl.client.Client` asked."""
+    def answer(self, question: Question, state: State, member: Member, *, rng: Rng) -> tuple[State, State]:
+        """A client's answer to one of the questions of `agree` or `aggregate`, and its new state."""
         raise ValueError(f"{type(self).__name__} has no answer to {question.kind!r}")
 
 
@@ -180,9 +215,33 @@ class Attack(Protocol):
 
 @runtime_checkable
 class ActiveAttack(Attack, Protocol):
-    """A malicious server: it may also change what it sends."""
+    """A malicious server: it may also change what it sends, and ask again. `reconstruct` is given all that came back.
 
-    def tamper(self, broadcast: Broadcast, *, rng: Rng) -> Broadcast: ...
+    Every query is a round like any other, so that defenses and guards meet it.
+    """
+
+    def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
+        """What to send next; None when enough was seen, never at first.
+
+        broadcast: what an honest server would send now, with the network in `model`. An answer with another network in
+        `model` hands that out to the clients. seen: the answers to the queries so far.
+        """
+        ...
+
+
+class Guard(Protocol):
+    """A client's look at the model that it was sent, before it trains on it."""
+
+    def admit(self, broadcast: Broadcast, model: nn.Module, inputs: Tensor, state: State, *, report: Report) -> State:
+        """What the guard remembers after this model, or `RefusedError`. Nothing is sent to the server.
+
+        model: the network that was agreed on. inputs: some of the client's own images, (N, C, H, W).
+        """
+        ...
+
+    def after(self, update: Update, broadcast: Broadcast, state: State) -> State:
+        """What it remembers after the client's own update of that model."""
+        ...
 
 
 class Metric(Protocol):

@@ -40,6 +40,11 @@ class ThreatModel:
         """What this attacker sees of `target` in the round."""
         if target not in trace.clients:
             raise UsageError(f"client {target!r} took no part in the round; {suggestion(target, trace.clients)}")
+        if self.sees == "client" and trace.clients[target].update.sealed is not None:
+            raise NotDisclosedError(
+                f"the update of {target!r} is encrypted; who lacks the clients' key sees the aggregate alone; "
+                'set threat.sees = "aggregate"'
+            )
         members = [target] if self.sees == "client" else sorted(trace.clients)
         targets = torch.cat([trace.clients[name].truth.examples.targets for name in members])
         return Observation(

@@ -80,11 +80,16 @@ class Examples:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends to a client at the start of a round."""
+    """What the server sends to a client at the start of a round.
+
+    model: the network itself, where a server hands out another than the one agreed on; None, as honest ones send it,
+    is the client's own. It travels within one process only.
+    """
 
     params: Params
     buffers: Params
     round: int
+    model: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Update:
     num_examples: how many examples stand behind it; None where the client does not say.
     buffers: batch-norm statistics after training; None where they are not sent.
     metrics: numbers that the client chose to send along (its training loss).
+    sealed: what takes the place of tensors and buffers where the aggregator has them encrypted.
     """
 
     tensors: Params
@@ -103,6 +109,7 @@ class Update:
     num_examples: int | None = None
     buffers: Params | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    sealed: State | None = None
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Aggregator
-from leaktight.core.types import Params, State, Update, UpdateKind
+from leaktight.core.protocols import Aggregator, Conversation
+from leaktight.core.rng import Rng
+from leaktight.core.types import Broadcast, Params, State, Update, UpdateKind
 
 
 def weighted_mean(values: Mapping[str, Params], weights: Mapping[str, float]) -> dict[str, Tensor]:
@@ -35,8 +36,41 @@ def weighted_mean(values: Mapping[str, Params], weights: Mapping[str, float]) ->
     return result
 
 
+class Combined(Protocol):
+    """Weighted means of a round's updates for the eyes of clients; the server may be unable to read them.
+
+    noise_std: of Gaussian noise on every value. What comes back is a part of a question.
+    """
+
+    def __call__(self, weights: Mapping[str, int], *, noise_std: float = 0.0, rng: Rng) -> State: ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Aggregator):
+class Linear(Aggregator):
+    """A weighted mean of the updates, followed by a step of the server; it also works on encrypted updates."""
+
+    def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
+        """How much each client counts, from what travels beside the tensors."""
+        return {client: float(_examples(client, update)) for client, update in updates.items()}
+
+    def weigh(
+        self, updates: Mapping[str, Update], combined: Combined, *, broadcast: Broadcast, rng: Rng
+    ) -> Conversation[dict[str, float]]:
+        """How much each client counts, where the clients have to be asked for it."""
+        yield from ()
+        return self.weights(updates)
+
+    def step(self, mean: Params, state: State) -> tuple[Params, State]:
+        """What the server makes of the weighted mean."""
+        return mean, state
+
+    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
+        tensors = {client: update.tensors for client, update in updates.items()}
+        return self.step(weighted_mean(tensors, self.weights(updates)), state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Linear):
     """The weighted mean of the clients' changes.
 
     scheme "II": weights proportional to the number of examples (W = sum of p_k W_k over the round / sum of p_k).
@@ -52,25 +86,15 @@ class FedAvg(Aggregator):
         return num_examples * len(all_examples) / sum(all_examples)
 
     def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
-        """How much each client counts."""
-        if self.scheme == "I":
-            return dict.fromkeys(updates, 1.0)
-        return {client: float(_examples(client, update)) for client, update in updates.items()}
-
-    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
-        return weighted_mean(
-            {client: update.tensors for client, update in updates.items()}, self.weights(updates)
-        ), state
+        return dict.fromkeys(updates, 1.0) if self.scheme == "I" else super().weights(updates)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSgd(Aggregator):
+class FedSgd(Linear):
     """One step of the server along the mean gradient of the clients' batches, weighted by their sizes.
 
     Reference: McMahan et al. 2017 (FedSGD).
     """
-
-    update_kind: ClassVar[UpdateKind] = "gradient"
 
     learning_rate: float = 0.1
 
@@ -78,10 +102,12 @@ class FedSgd(Aggregator):
         if not self.learning_rate > 0:
             raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
 
-    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
-        weights = {client: float(_examples(client, update)) for client, update in updates.items()}
-        gradient = weighted_mean({client: update.tensors for client, update in updates.items()}, weights)
-        return {name: -self.learning_rate * tensor for name, tensor in gradient.items()}, state
+    @property
+    def update_kind(self) -> UpdateKind:
+        return "gradient"
+
+    def step(self, mean: Params, state: State) -> tuple[Params, State]:
+        return {name: -self.learning_rate * tensor for name, tensor in mean.items()}, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +129,12 @@ class ServerMomentum(FedAvg):
     def start(self, params: Params) -> State:
         return {"velocity": {name: torch.zeros_like(tensor) for name, tensor in params.items()}}
 
-    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
-        change, state = super().combine(updates, state)
+    def step(self, mean: Params, state: State) -> tuple[Params, State]:
         velocity = {
-            name: self.momentum * tensor + change[name] if name in change else tensor
+            name: self.momentum * tensor + mean[name] if name in mean else tensor
             for name, tensor in state["velocity"].items()
         }
-        return {name: self.learning_rate * velocity[name] for name in change}, {"velocity": velocity}
+        return {name: self.learning_rate * velocity[name] for name in mean}, {"velocity": velocity}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +161,9 @@ class ServerAdam(FedAvg):
         zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         return {"first": zeros, "second": zeros}
 
-    def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
-        change, state = super().combine(updates, state)
+    def step(self, mean: Params, state: State) -> tuple[Params, State]:
         first, second, step = dict(state["first"]), dict(state["second"]), {}
-        for name, tensor in change.items():
+        for name, tensor in mean.items():
             first[name] = self.beta1 * first[name] + (1 - self.beta1) * tensor
             second[name] = self.beta2 * second[name] + (1 - self.beta2) * tensor.square()
             step[name] = self.learning_rate * first[name] / (second[name].sqrt() + self.epsilon)

@@ -14,13 +14,16 @@ from torch import Tensor
 from torch.func import functional_call
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.protocols import Aggregator, ClientFacts, Question, Report, RoundPlan
+from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Question, Report, RoundPlan
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
 from leaktight.fl.local import Trainer, local_update, plan_batches, silent, timed
 from leaktight.models.surgery import mode_of
+
+PROBED_EXAMPLES = 64
+"""How many of its own images a client shows to its guard."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,9 @@ class ClientRound:
 class Client:
     """One participant. Its state (None before the first request) is kept by whoever carries the requests.
 
-    The state holds the defense's own memory, the parameters and buffers that the defense withholds from the server, and
-    how many questions were answered: every answer draws from a stream of its own, so that no secret comes twice.
+    The state holds the defense's and the aggregator's own memory, the parameters and buffers that the defense withholds
+    from the server, and how many questions were answered: every answer draws from a stream of its own, so that no
+    secret comes twice.
     """
 
     name: str
@@ -150,6 +154,7 @@ class Client:
     aggregator: Aggregator
     rng: Rng
     test: Examples | None = None
+    guard: Guard | None = None
 
     @property
     def facts(self) -> ClientFacts:
@@ -168,7 +173,9 @@ class Client:
         rng = self.rng.child("ask", request.to, request.question.kind, asked)
         state = {**state, "asked": asked + 1}
         if request.to == "aggregator":
-            return Answered(self.aggregator.answer(request.question, self, rng=rng)), state
+            member = self._member(trainer, state["params"], state["buffers"])
+            answer, memory = self.aggregator.answer(request.question, state["aggregator"], member, rng=rng)
+            return Answered(answer), {**state, "aggregator": memory}
         answer, memory = trainer.defense.answer(request.question, state["defense"], self.facts, rng=rng)
         return Answered(answer), {**state, "defense": memory}
 
@@ -177,6 +184,7 @@ class Client:
         start = time.perf_counter()
         meter = Meter()
         trainer, state = self._begin(state, meter)
+        trainer, state = self._receive(request.broadcast, trainer, state, meter)
         rng = self.rng.child("round", request.broadcast.round)
         params, buffers = _own(request.broadcast, state)
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=rng.child("batches"))
@@ -215,15 +223,29 @@ class Client:
                 update, result.state, rng=rng.child("defense", "update"), report=meter
             )
         self._check(update)
+        kept = {
+            "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},
+            "buffers": _withheld(result.buffers, update, request.broadcast),
+        }
+        if self.guard is not None:
+            state = {**state, "guard": self.guard.after(update, request.broadcast, state["guard"])}
+        update, aggregator = self.aggregator.on_update(
+            update,
+            state["aggregator"],
+            self._member(trainer, kept["params"], kept["buffers"]),
+            broadcast=request.broadcast,
+            rng=rng.child("aggregator"),
+        )
         report = {**meter.figures(), "seconds": time.perf_counter() - start, "steps": float(len(steps))}
         return ClientRound(
             Trained(update, report),
             lambda: Truth(self.train.batch(chosen), steps, plan.learning_rates),
             {
                 "defense": memory,
-                "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},
-                "buffers": _withheld(result.buffers, update, request.broadcast),
+                "aggregator": aggregator,
+                **kept,
                 "asked": state["asked"],
+                "guard": state["guard"],
             },
         )
 
@@ -237,10 +259,24 @@ class Client:
             return trainer, state
         return trainer, {
             "defense": memory,
+            "aggregator": {},
             "params": cloned(_gained(parameters_of(model), parameters_of(self.trainer.model))),
             "buffers": cloned(_gained(buffers_of(model), buffers_of(self.trainer.model))),
             "asked": 0,
+            "guard": {},
         }
+
+    def _receive(self, broadcast: Broadcast, trainer: Trainer, state: State, report: Report) -> tuple[Trainer, State]:
+        """Let the guard look at what the server sent; then take the network, if the server hands out another."""
+        if self.guard is not None:
+            some = self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
+            seen = self.guard.admit(broadcast, self.trainer.model, some, state["guard"], report=report)
+            state = {**state, "guard": seen}
+        if broadcast.model is None:
+            return trainer, state
+        model = copy.deepcopy(broadcast.model)
+        model, _ = self.trainer.defense.start(model, self.facts, rng=self.rng.child("defense", "start"))
+        return replace(trainer, model=model), state
 
     def _score(self, trainer: Trainer, request: Evaluate, state: State) -> Evaluated:
         examples = self.validation if request.on == "validation" else self.test
@@ -249,6 +285,20 @@ class Client:
         params, buffers = _own(request.broadcast, state)
         with global_seed(self.rng.child("score", request.broadcast.round)):
             return evaluate(trainer, params, buffers, examples)
+
+    def _member(self, trainer: Trainer, params: Params, buffers: Params) -> Member:
+        """What the aggregator's side here may ask of this client, whose private parts are given."""
+
+        def mean_loss(model: Params, statistics: Params, on: Literal["train", "validation"]) -> float:
+            examples = self.train if on == "train" else self.validation
+            if not len(examples):
+                raise LeaktightError(
+                    f"{self.name} has no {on} examples to score a model on; raise partition.validation"
+                )
+            with global_seed(self.rng.child("mean loss", on)):
+                return evaluate(trainer, {**model, **params}, {**statistics, **buffers}, examples).loss
+
+        return Member(self.name, mean_loss)
 
     def _check(self, update: Update) -> None:
         name = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.protocols import Aggregator, Defense
+from leaktight.core.protocols import Aggregator, Defense, Guard
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
@@ -43,6 +43,7 @@ class Federation:
     server: Server
     trainer: Trainer
     rng: Rng
+    guard: Guard | None = None
 
     def client(self, name: str) -> Client:
         share = self.shares[name]
@@ -54,6 +55,7 @@ class Federation:
             aggregator=self.server.aggregator,
             rng=self.rng.child("client", name),
             test=self.dataset.test,
+            guard=self.guard,
         )
 
 
@@ -75,6 +77,7 @@ def assemble(
     plan: FederationPlan,
     defense: Defense = Defense(),
     mode: Mode = "train",
+    guard: Guard | None = None,
     rng: Rng,
 ) -> Federation:
     """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
@@ -95,6 +98,7 @@ def assemble(
         server=Server(sizes, aggregator, local, plan, rng.child("server"), defense),
         trainer=Trainer(model, local, dataset.task, defense, mode),
         rng=rng,
+        guard=guard,
     )
 
 

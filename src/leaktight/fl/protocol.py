@@ -12,20 +12,25 @@ side is `Client.handle(request, state) -> (reply, state)`. A carrier (`engines/`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from leaktight.core.errors import RoundFailedError, UsageError
 from leaktight.core.protocols import Aggregator, Conversation, Defense
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import add, first_non_finite, num_bytes
+from leaktight.core.tensors import add, first_non_finite, flatten_state, num_bytes
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.aggregators import weighted_mean
 from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
+
+LARGEST_VALUE = 1e6
+"""An update with a number beyond this is left out: no training step is so large, and a few would drown all others."""
 
 _SHOWN_FAILURES = 2
 
@@ -42,6 +47,8 @@ class FederationPlan:
     evaluate: where the global model is scored: on the "server"'s test set or on the "clients"' validation examples.
         With a defense whose private parts the model needs, every client scores the server's test set with its own.
     evaluate_every: score after every so many rounds, and always after the last.
+    timeout: seconds to wait for answers where clients are elsewhere (Flower); who has not answered by then has failed.
+        None: for ever.
     """
 
     rounds: int = 10
@@ -49,8 +56,11 @@ class FederationPlan:
     min_clients: int | None = None
     evaluate: Literal["server", "clients"] = "server"
     evaluate_every: int = 1
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise ValueError(f"expected timeout > 0 seconds, got {self.timeout}")
         for name in ("rounds", "per_round", "min_clients", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -67,6 +77,7 @@ class Server:
     """What the server knows from the start. sizes: training examples by client.
 
     drawn: the clients of every round, where they are not left to chance.
+    network: what a malicious server hands out in place of the network that was agreed on.
     """
 
     sizes: Mapping[str, int]
@@ -76,6 +87,7 @@ class Server:
     rng: Rng
     defense: Defense = Defense()
     drawn: tuple[str, ...] | None = None
+    network: nn.Module | None = None
 
     def __post_init__(self) -> None:
         drawn = self.plan.per_round or len(self.sizes)
@@ -127,11 +139,27 @@ class RoundOutcome:
 
     @property
     def bytes_up(self) -> int:
-        return sum(num_bytes(update.tensors) + num_bytes(update.buffers or {}) for update in self.updates.values())
+        return sum(
+            num_bytes(update.tensors)
+            + num_bytes(update.buffers or {})
+            + num_bytes(flatten_state(update.sealed or {})[0])
+            for update in self.updates.values()
+        )
 
 
 def initial_state(server: Server, params: Params, buffers: Params) -> ServerState:
     return ServerState(params, buffers, server.aggregator.start(params))
+
+
+def carry(conversation: Exchange[T], exchange: Callable[[Mapping[str, Request]], Mapping[str, Reply]]) -> T:
+    """Hold a whole conversation, with `exchange` to move requests to the clients and their replies back."""
+    try:
+        requests = next(conversation)
+        while True:
+            requests = conversation.send(exchange(requests))
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 def federate(
@@ -147,8 +175,10 @@ def federate(
     evaluate: scores a model on the server's test set; None: nothing is scored, at the clients neither.
     """
     if not state.agreed:
-        yield from _converse(server.defense.agree(sorted(server.sizes)), "defense")
-        state = replace(state, agreed=True)
+        names = sorted(server.sizes)
+        yield from _converse(server.defense.agree(names), "defense")
+        memory = yield from _converse(server.aggregator.agree(names, state.aggregator), "aggregator")
+        state = replace(state, aggregator=memory, agreed=True)
     last = server.plan.rounds if until is None else min(until, server.plan.rounds)
     while state.round < last:
         outcome = yield from play_round(server, state)
@@ -161,7 +191,7 @@ def federate(
 
 def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
     """One round: ask the drawn clients to train, combine what they send."""
-    broadcast = Broadcast(state.params, state.buffers, state.round)
+    broadcast = Broadcast(state.params, state.buffers, state.round, server.network)
     learning_rate = server.local.learning_rate * server.local.schedule.factor(state.round, server.plan.rounds)
     everyone = list(server.sizes.values())
     drawn = draw_clients(server, state.round)
@@ -174,7 +204,7 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
         )
         for client in drawn
     }
-    trained, failures = _accept(replies, drawn, broadcast, server.aggregator.update_kind)
+    trained, failures = _accept(replies, drawn, broadcast, server)
     needed = server.plan.min_clients or len(drawn)
     if len(trained) < needed:
         first = "; ".join(f"{client}: {reason}" for client, reason in list(failures.items())[:_SHOWN_FAILURES])
@@ -183,12 +213,21 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
             f"round {state.round + 1}: expected {needed} updates, got {len(trained)} of {len(drawn)} ({first}{rest})"
         )
     updates = {client: reply.update for client, reply in trained.items()}
-    change, memory = yield from _converse(server.aggregator.aggregate(updates, state.aggregator), "aggregator")
+    rng = server.rng.child("round", state.round, "aggregate")
+    combined, memory = yield from _converse(
+        server.aggregator.aggregate(updates, state.aggregator, broadcast=broadcast, rng=rng), "aggregator"
+    )
+    change: Params = {name: tensor for name, tensor in combined.items() if name in state.params}
     change, defense = server.defense.on_aggregate(change, len(updates), state.defense)
+    statistics = {name: state.buffers[name] + tensor for name, tensor in combined.items() if name in state.buffers}
+    params, buffers = add(state.params, change), {**state.buffers, **_mean_buffers(updates), **statistics}
+    broken = first_non_finite(params) or first_non_finite(buffers)
+    if broken is not None:
+        raise RoundFailedError(f"round {state.round + 1}: {broken!r} of the next model is not finite; nothing was kept")
     following = replace(
         state,
-        params=add(state.params, change),
-        buffers={**state.buffers, **_mean_buffers(updates)},
+        params=params,
+        buffers=buffers,
         aggregator=memory,
         defense=defense,
         round=state.round + 1,
@@ -208,35 +247,77 @@ def draw_clients(server: Server, round_index: int) -> list[str]:
     return sorted(names[place] for place in order[: server.plan.per_round].tolist())
 
 
-def why_malformed(update: Update, broadcast: Broadcast, kind: str) -> str | None:
-    """Why an update must not be aggregated, or None. Withheld names are fine, unknown ones are not."""
+def why_malformed(
+    update: Update, broadcast: Broadcast, kind: str, most_examples: int | None = None, *, sealed: bool = False
+) -> str | None:
+    """Why an update must not be aggregated, or None. Withheld names are fine, unknown ones are not.
+
+    most_examples: the client has no more of them, so it cannot weigh more. Nothing is taken on trust: an update may
+    come from anybody.
+    """
     if update.kind != kind:
-        return f"expected a {kind}, got a {update.kind}"
-    for tensors, known in ((update.tensors, broadcast.params), (update.buffers or {}, broadcast.buffers)):
+        return f"expected a {kind}, got a {update.kind!s:.40}"
+    if sealed != isinstance(update.sealed, Mapping) or (sealed and update.tensors):
+        return f"expected {'an encrypted' if sealed else 'a plain'} update, got another"
+    parts: tuple[Any, Any] = update.tensors, {} if update.buffers is None else update.buffers
+    if not all(isinstance(part, Mapping) for part in parts):
+        return "expected tensors by name, got something else"
+    for tensors, known in zip(parts, (broadcast.params, broadcast.buffers), strict=True):
         for name, tensor in tensors.items():
-            if name not in known:
-                return f"unknown name {name!r}"
-            if tensor.shape != known[name].shape or tensor.dtype != known[name].dtype:
-                expected, got = known[name], tensor
-                return (
-                    f"{name!r}: expected {tuple(expected.shape)} of {expected.dtype}, "
-                    f"got {tuple(got.shape)} of {got.dtype}"
-                )
-        broken = first_non_finite(tensors)
-        if broken is not None:
-            return f"{broken!r} is not finite"
-    return None if update.tensors else "the update is empty"
+            reason = _why_not_like(name, tensor, known)
+            if reason is not None:
+                return reason
+    if not update.tensors and not sealed:
+        return "the update is empty"
+    count, most = update.num_examples, math.inf if most_examples is None else most_examples
+    if count is not None and (type(count) is not int or not 0 <= count <= most):
+        return f"expected at most {most} examples, got {count!r:.40}"
+    return None if _are_figures(update.metrics) else "expected metrics to be finite numbers by name"
+
+
+def _why_not_like(name: Any, tensor: Any, known: Params) -> str | None:
+    if name not in known:
+        return f"unknown name {name!r:.80}"
+    expected = known[name]
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        return f"{name!r}: expected a tensor, got {type(tensor).__name__}"
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        return (
+            f"{name!r}: expected {tuple(expected.shape)} of {expected.dtype}, "
+            f"got {tuple(tensor.shape)} of {tensor.dtype}"
+        )
+    if not tensor.is_floating_point() or not tensor.numel():
+        return None
+    largest = float(tensor.abs().max())
+    if not math.isfinite(largest):
+        return f"{name!r} is not finite"
+    return f"{name!r} has a value of {largest:.3g}, beyond {LARGEST_VALUE:.0e}" if largest > LARGEST_VALUE else None
+
+
+def _are_figures(figures: Any) -> bool:
+    """Whether these are numbers by name, as clients report them."""
+    return isinstance(figures, Mapping) and all(
+        isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value)
+        for name, value in figures.items()
+    )
+
+
+def _why_unfit(reply: Trained, broadcast: Broadcast, aggregator: Aggregator, most_examples: int) -> str | None:
+    if not isinstance(reply.update, Update) or not _are_figures(reply.report):
+        return "expected an update and figures, got something else"
+    return why_malformed(reply.update, broadcast, aggregator.update_kind, most_examples, sealed=aggregator.sealed)
 
 
 def _accept(
-    replies: Mapping[str, Reply], drawn: list[str], broadcast: Broadcast, kind: str
+    replies: Mapping[str, Reply], drawn: list[str], broadcast: Broadcast, server: Server
 ) -> tuple[dict[str, Trained], dict[str, str]]:
+    """The updates that may be combined, and why the others may not."""
     trained: dict[str, Trained] = {}
     failures: dict[str, str] = {}
     for client in drawn:
         reply = replies.get(client, Failed("no answer"))
         if isinstance(reply, Trained):
-            reason = why_malformed(reply.update, broadcast, kind)
+            reason = _why_unfit(reply, broadcast, server.aggregator, server.sizes[client])
             if reason is None:
                 trained[client] = reply
                 continue
@@ -246,13 +327,26 @@ def _accept(
     return trained, failures
 
 
+def _is_score(reply: Reply) -> bool:
+    """Whether a client's score can be one: it may come from anybody."""
+    return (
+        isinstance(reply, Evaluated)
+        and type(reply.num_examples) is int
+        and type(reply.num_correct) is int
+        and 0 <= reply.num_correct <= reply.num_examples
+        and reply.num_examples > 0
+        and isinstance(reply.loss_sum, float | int)
+        and math.isfinite(reply.loss_sum)
+    )
+
+
 def _score(server: Server, state: ServerState, evaluate: Callable[[Params, Params], Evaluated]) -> Exchange[Evaluated]:
     if server.plan.evaluate == "server" and not server.defense.private_parts:
         return evaluate(state.params, state.buffers)
     broadcast = Broadcast(state.params, state.buffers, state.round)
     request = Evaluate(broadcast, "test" if server.plan.evaluate == "server" else "validation")
     replies = yield dict.fromkeys(sorted(server.sizes), request)
-    scores = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Evaluated)]
+    scores = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Evaluated) and _is_score(reply)]
     if not scores:
         raise RoundFailedError(f"round {state.round}: no client could evaluate the model")
     return sum(scores[1:], scores[0])

@@ -1,0 +1,185 @@
+"""Vectors that a server can add up and cannot read: what every homomorphic cipher here offers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.rng import Rng
+from leaktight.core.types import State
+
+Values = NDArray[np.float64]
+
+
+class CipherError(LeaktightError):
+    """Something encrypted that cannot be used."""
+
+
+class WrongKeyError(CipherError):
+    """A ciphertext or a key that belongs to another key pair."""
+
+
+class CiphertextError(CipherError):
+    """A ciphertext that is truncated, damaged, of another form, or not one at all."""
+
+
+class QuantiserOverflowError(CipherError):
+    """A value beyond the range that was agreed on for encryption."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A key pair as bytes. public: enough to encrypt and to add up. secret: also enough to decrypt."""
+
+    public: bytes
+    secret: bytes
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An encrypted vector of `count` values, or an encrypted weighted sum of several.
+
+    cipher, form: with which cipher and settings it was made; only equal ones can be added. key: a hash of its key.
+    weight: the sum of the integer weights in it; 1 for what a client encrypts. noisy: whether noise was added to it.
+    """
+
+    cipher: str
+    form: str
+    key: str
+    count: int
+    weight: int
+    noisy: bool
+    body: bytes
+
+    def to_state(self) -> State:
+        """As values that a message can hold; the body is a tensor of bytes, which travels without being re-coded."""
+        fields = {name: getattr(self, name) for name in ("cipher", "form", "key", "count", "weight", "noisy")}
+        return {**fields, "body": torch.frombuffer(bytearray(self.body), dtype=torch.uint8)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Sealed:
+        """The inverse of `to_state`. Nothing about it is taken on trust."""
+        try:
+            body = state["body"]
+            sealed = cls(
+                **{name: state[name] for name in ("cipher", "form", "key", "count", "weight", "noisy")},
+                body=body.numpy().tobytes(),
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CiphertextError(f"expected an encrypted vector, got something else ({error!r:.80})") from error
+        texts = (sealed.cipher, sealed.form, sealed.key)
+        counts = (sealed.count, sealed.weight)
+        if (
+            body.dtype != torch.uint8
+            or any(type(text) is not str for text in texts)
+            or any(type(number) is not int or number < 1 for number in counts)
+            or type(sealed.noisy) is not bool
+        ):
+            raise CiphertextError("expected an encrypted vector, got one whose description makes no sense")
+        return sealed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cipher(ABC):
+    """A homomorphic cipher for vectors of bounded numbers.
+
+    bound: the largest absolute value that can be encrypted. A client whose update exceeds it cannot take part: nothing
+    is cut off in silence.
+    """
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound < math.inf:
+            raise ValueError(f"expected bound > 0, got {self.bound}")
+
+    @property
+    @abstractmethod
+    def resolution(self) -> float:
+        """The largest error of a decrypted weighted mean."""
+
+    @property
+    @abstractmethod
+    def most_weight(self) -> int:
+        """The largest sum of integer weights that fits."""
+
+    @abstractmethod
+    def new_keys(self, rng: Rng | None = None) -> Keys:
+        """A key pair: from the operating system, or from a stream when a run has to be repeated exactly."""
+
+    @abstractmethod
+    def encrypt(self, values: Values, public: bytes, *, rng: Rng | None = None) -> Sealed:
+        """Encrypt a vector (d,). rng: as for `new_keys`; a stream must not serve twice."""
+
+    @abstractmethod
+    def combine(
+        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Values | None = None
+    ) -> Sealed:
+        """The encrypted weighted mean of encrypted vectors, plus plain noise (d,), if any."""
+
+    @abstractmethod
+    def decrypt(self, sealed: Sealed, secret: bytes) -> Values:
+        """The vector, or the weighted mean, (d,)."""
+
+    def check_values(self, values: Values) -> None:
+        """Raise unless every value is a number within the bound."""
+        largest = float(np.abs(values).max(initial=0.0))
+        if not largest <= self.bound:
+            raise QuantiserOverflowError(
+                f"expected values within ±{self.bound:g}, got {largest:g}; raise the cipher's bound, clip updates, "
+                "or lower local.learning_rate"
+            )
+
+    def check_alike(self, vectors: Sequence[Sealed], weights: Sequence[int], key: str) -> None:
+        """Raise unless these vectors can be added up under this public key with these weights."""
+        if len(vectors) != len(weights) or not vectors:
+            raise CipherError(f"expected a weight for each vector, got {len(vectors)} vectors, {len(weights)} weights")
+        total = sum(weight * vector.weight for weight, vector in zip(weights, vectors, strict=True))
+        if min(weights) < 0 or not 0 < total <= self.most_weight:
+            raise CipherError(f"expected weights >= 0 with a sum in 1..{self.most_weight}, got a sum of {total}")
+        for vector in vectors:
+            self.check_own(vector, key)
+            if vector.count != vectors[0].count:
+                raise CiphertextError(f"expected {vectors[0].count} encrypted values, got {vector.count}")
+            if vector.noisy:
+                raise CiphertextError("expected vectors without noise in a sum, got one with noise")
+
+    def check_own(self, sealed: Sealed, key: str) -> None:
+        """Raise unless a vector was made with this cipher, these settings and this key."""
+        if (sealed.cipher, sealed.form) != (type(self).__name__, self.form):
+            raise CiphertextError(
+                f"expected a ciphertext of {type(self).__name__} ({self.form}), got one of "
+                f"{sealed.cipher:.40} ({sealed.form:.80}); give all participants the same settings"
+            )
+        if sealed.key != key:
+            raise WrongKeyError(f"expected a ciphertext under key {key}, got one under {sealed.key:.32}")
+
+    @property
+    def form(self) -> str:
+        """The settings in words: only ciphertexts of one form can be added."""
+        return repr(self)
+
+
+def integer_weights(shares: Mapping[str, float], scale: int) -> dict[str, int]:
+    """Whole numbers in proportion to `shares` that sum to `scale` exactly; the largest remainders are rounded up.
+
+    >>> integer_weights({"a": 1, "b": 1, "c": 1}, 100)
+    {'a': 34, 'b': 33, 'c': 33}
+    """
+    total = math.fsum(shares.values())
+    if not (0 < total < math.inf) or min(shares.values()) < 0:
+        raise ValueError(f"expected shares >= 0 that are not all 0, got {dict(shares)}")
+    exact = {name: scale * share / total for name, share in shares.items()}
+    whole = {name: int(value) for name, value in exact.items()}
+    order = sorted(shares, key=lambda name: (whole[name] - exact[name], name))
+    for name in order[: scale - sum(whole.values())]:
+        whole[name] += 1
+    return whole
