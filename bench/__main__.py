@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import attacks, defenses, engine
+from bench import attacks, defenses, engine, flower, paillier
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
     "attacks": attacks.main,
     "defenses": lambda plots: defenses.main(),
+    "flower": lambda plots: flower.main(),
+    "paillier": lambda plots: paillier.main(),
 }
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from leaktight.core.errors import ConfigError
 from leaktight.core.protocols import Defense
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import Cosine
+from leaktight.crypto.paillier import Paillier
 from leaktight.data.embedded import Digits, Faces
 from leaktight.data.joined import Joined
 from leaktight.data.partition import Dirichlet, Shards
@@ -18,6 +19,9 @@ from leaktight.defenses.ada_lrp import AdaLrp
 from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg, ServerAdam
+from leaktight.fl.encrypted import Encrypted
+from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.fusion import NoisyFusion
 
 
 def write(folder: Path, text: str) -> Path:
@@ -190,3 +194,26 @@ def test_a_missing_file_and_a_bad_override_are_named(tmp_path: Path) -> None:
 def test_kinds_are_found_by_class() -> None:
     assert kind_of(Digits()) == "digits"
     assert kind_of(object()) is None
+
+
+def test_an_aggregator_around_another_survives_the_way_to_toml_and_back(tmp_path: Path) -> None:
+    path = tmp_path / "encrypted.toml"
+    path.write_text(
+        """
+        [federation.aggregator]
+        kind = "encrypted"
+        cipher = {kind = "paillier", key_bits = 3072}
+        of = {kind = "fedboosting", variant = "code", fusion = {kind = "noisy", own = [0.7, 0.8]}}
+        """
+    )
+    config = load_config(path)
+    expected = Encrypted(
+        of=FedBoosting(variant="code", fusion=NoisyFusion(own=(0.7, 0.8))), cipher=Paillier(key_bits=3072)
+    )
+    assert config.aggregator == expected
+    path.write_text(config.to_toml())
+    assert load_config(path) == config
+    with pytest.raises(ConfigError, match=r"\[federation\.aggregator\] expected of to be a linear"):
+        load_config(path, ["federation.aggregator.of={kind='encrypted'}"])
+    with pytest.raises(ConfigError, match="at least 2048, got 1024"):
+        load_config(path, ["federation.aggregator.cipher.key_bits=1024"])

@@ -11,8 +11,9 @@ from leaktight.attacks.labels import BiasCorrected, Geng, Given
 from leaktight.attacks.presets import CsDlg, Dlg, InvertingGradients, PriorOnly
 from leaktight.audit.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audit.settings import AuditSettings
-from leaktight.catalogue import ADAPTIVE
+from leaktight.catalogue import ADAPTIVE, ATTACKS
 from leaktight.config import Config, kind_of, settings_of
+from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -41,6 +42,7 @@ rounds = 20
 knows = ["batch_size", "buffers", "labels", "local_training"]
 [audit]
 trials = 5
+adapted = ["csdlg"]
 [audit.local]
 epochs = 1
 samples = 1
@@ -108,7 +110,8 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
         AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
         for name, each in zip(_names(attacks), attacks, strict=True)
     ]
-    knowing = [made for defense in defenses for made in _adapted(entries, defense)] if adaptive else []
+    adaptable = _adaptable(entries, (config.audit or AuditSettings()).adapted) if adaptive else []
+    knowing = [made for defense in defenses for made in _adapted(adaptable, defense)]
     experiment = Experiment(
         seed=config.seed,
         federation=federation,
@@ -140,12 +143,21 @@ def reproducible(attack: Attack, *, small: bool) -> Attack:
     return replace(attack, **changes) if changes else attack  # type: ignore[type-var]
 
 
+def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[AttackEntry]:
+    """The attacks of these kinds; all where none of them is tried, or none is named."""
+    for kind in kinds:
+        if kind not in ATTACKS:
+            raise ConfigError(f"audit.adapted: unknown attack {kind!r}; {suggestion(kind, ATTACKS)}")
+    attacks = [entry for entry in entries if entry.role == "attack"]
+    return [entry for entry in attacks if kind_of(entry.value) in kinds] or attacks
+
+
 def _adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
-    """The attacks that were made for a defense."""
+    """The attacks made for a defense."""
     adapt = ADAPTIVE.get(type(defense.value))
     if adapt is None:
         return []
-    made = [(entry, adapt(entry.value, defense.value)) for entry in entries if entry.role == "attack"]
+    made = [(entry, adapt(entry.value, defense.value)) for entry in entries]
     return [
         AttackEntry(entry.name, settings_of(attack), attack, against=defense.name)
         for entry, attack in made

@@ -8,18 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from leaktight.adaptive.table import ADAPTATIONS, adapt
 from leaktight.attacks.agic import Agic
 from leaktight.attacks.baselines import MeanImage, NearestPublicImage
+from leaktight.attacks.fishing import Fishing
 from leaktight.attacks.labels import BiasCorrected, Geng, Given, Idlg, Wainakh, Yin
 from leaktight.attacks.last_layer import LabelStrategy
+from leaktight.attacks.linear_inversion import LinearInversion
 from leaktight.attacks.presets import Cpl, CsDlg, Dlg, GradInversion, IdlgAttack, InvertingGradients, PriorOnly
+from leaktight.attacks.rgap import RGap
+from leaktight.attacks.robbing_the_fed import RobbingTheFed
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.training import Constant, Cosine, Schedule, Steps
+from leaktight.crypto.cipher import Cipher
+from leaktight.crypto.ckks import Ckks
+from leaktight.crypto.paillier import Paillier
 from leaktight.data.arrays import Arrays, FemnistDigits, OrlFaces
 from leaktight.data.cifar import Cifar10, Cifar100
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.embedded import Digits, Faces, Photos
 from leaktight.data.folders import ImageFolder, Imagenet, Lfw, TinyImagenet, VggFace
+from leaktight.data.gaussians import TwoGaussians
 from leaktight.data.idx import Emnist, FashionMnist, Mnist
 from leaktight.data.joined import Joined
 from leaktight.data.partition import BySource, Dirichlet, Iid, LrpShards, OneClass, Pooled, Scheme, Shards
@@ -41,6 +50,9 @@ from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam, ServerMomentum
+from leaktight.fl.encrypted import Encrypted
+from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
 from leaktight.metrics import METRICS
 from leaktight.models import MODELS
 
@@ -66,6 +78,7 @@ DATASETS: Mapping[str, type[DatasetSource]] = {
     "iiit5k": Iiit5k,
     "svt": Svt,
     "icdar2015": Icdar,
+    "two_gaussians": TwoGaussians,
     "joined": Joined,
 }
 
@@ -86,7 +99,13 @@ AGGREGATORS: Mapping[str, type[Aggregator]] = {
     "fedsgd": FedSgd,
     "server_momentum": ServerMomentum,
     "server_adam": ServerAdam,
+    "fedboosting": FedBoosting,
+    "encrypted": Encrypted,
 }
+
+CIPHERS: Mapping[str, type[Cipher]] = {"paillier": Paillier, "ckks": Ckks}
+
+FUSIONS: Mapping[str, type[Fusion]] = {"fixed": FixedFusion, "noisy": NoisyFusion}
 
 ATTACKS: Mapping[str, type[Attack]] = {
     "dlg": Dlg,
@@ -96,6 +115,10 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "inverting_gradients": InvertingGradients,
     "gradinversion": GradInversion,
     "agic": Agic,
+    "linear_inversion": LinearInversion,
+    "rgap": RGap,
+    "robbing_the_fed": RobbingTheFed,
+    "fishing": Fishing,
     "prior_only": PriorOnly,
     "mean_image": MeanImage,
     "nearest_public_image": NearestPublicImage,
@@ -130,7 +153,9 @@ DEFENSES: Mapping[str, type[Defense]] = {
     "precode": Precode,
 }
 
-ADAPTIVE: Mapping[type[Defense], Callable[[Attack, Defense], Attack | None]] = {}
+ADAPTIVE: Mapping[type[Defense], Callable[[Attack, Defense], Attack | None]] = dict.fromkeys(
+    (*ADAPTATIONS, Stack), adapt
+)
 """The attacker who knows a defense: makes of an attack the one that expects this defense; None where it cannot."""
 
 CATALOGUE: Mapping[str, Mapping[str, Any]] = {
@@ -139,6 +164,8 @@ CATALOGUE: Mapping[str, Mapping[str, Any]] = {
     "models": MODELS,
     "schedules": SCHEDULES,
     "aggregators": AGGREGATORS,
+    "ciphers": CIPHERS,
+    "fusions": FUSIONS,
     "defenses": DEFENSES,
     "attacks": ATTACKS,
     "labels": LABELS,

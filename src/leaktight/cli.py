@@ -66,6 +66,9 @@ def train(
         bool, typer.Option("--centralised", help="Train on the pooled data: the reference without federation.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/train-NNN).")] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="inprocess|flower", help="Worker processes, or Flower's simulation; same numbers.")
+    ] = "inprocess",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with --out, or with the newest run of the same settings.")
     ] = False,
@@ -89,6 +92,7 @@ def train(
         overrides or [],
         defenses=defense or [],
         pooled=centralised,
+        engine=engine,
         out=out,
         resume=resume,
         workers=workers,
@@ -312,3 +316,26 @@ def data(
         print_sources(data_root, as_json=as_json)
     else:
         run_fetch(name, data_root, verify_only=verify, force=force, as_json=as_json)
+
+
+flower_app = typer.Typer(no_args_is_help=True, help="Leaktight in a Flower federation.")
+app.add_typer(flower_app, name="flower")
+
+
+@flower_app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the Flower project.")],
+    config: ConfigArgument = None,
+    overrides: SetOption = None,
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="A defense of the catalogue; several are stacked in the order given."),
+    ] = None,
+) -> None:
+    """Write the scenario as a Flower project, for `flwr run` on a simulation or on a SuperLink with SuperNodes.
+
+    Example: leaktight flower export my-app my.toml --defense outpost
+    """
+    from leaktight.flower_commands import run_export
+
+    run_export(folder, config, overrides or [], defenses=defense or [])

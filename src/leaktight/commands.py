@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from leaktight.data import sources
 from leaktight.data.holdings import plot_summary, text_summary
 from leaktight.data.published import SOURCES
 from leaktight.display import TrainingDisplay, defense_line, human_bytes, rounds_table
-from leaktight.engines.training import train
+from leaktight.engines import inprocess
+from leaktight.engines.training import Engine, train
 from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
 from leaktight.report.curves import plot_learning_curve
 from leaktight.scenario import build_federation, centralised, load_data
@@ -39,8 +41,11 @@ def run_training(
     data_root: Path | None,
     dry_run: bool,
     as_json: bool,
+    engine: str = "inprocess",
 ) -> None:
     """`leaktight train`."""
+    if engine not in _ENGINES:
+        raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
     config = _config(config_path, overrides, defenses, data_root)
     if pooled:
         config = centralised(config)
@@ -59,6 +64,7 @@ def run_training(
                 summary = train(
                     federation,
                     folder,
+                    engine=_ENGINES[engine](folder),
                     defense_kind=kind_of(config.defense) or "",
                     workers=workers,
                     after_round=display.round_done,
@@ -69,6 +75,26 @@ def run_training(
             raise
         plot_learning_curve(folder.summary, folder.path / "curve.png")
     _print_training(summary, folder, as_json=as_json)
+
+
+def _in_process(folder: RunFolder) -> Engine:
+    if _flower_folder(folder).exists():
+        raise UsageError(f"the run in {folder.path} was begun on Flower; resume it with --engine flower")
+    return inprocess.run
+
+
+def _on_flower(folder: RunFolder) -> Engine:
+    from leaktight.engines.flower.simulation import simulate  # an extra, and slow to import
+
+    return partial(simulate, folder=_flower_folder(folder))
+
+
+def _flower_folder(folder: RunFolder) -> Path:
+    """Where a run on Flower keeps its name and its clients' private states."""
+    return folder.path / "flower"
+
+
+_ENGINES: dict[str, Callable[[RunFolder], Engine]] = {"inprocess": _in_process, "flower": _on_flower}
 
 
 def print_entries(kind: str, *, as_json: bool) -> None:

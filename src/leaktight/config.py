@@ -27,6 +27,7 @@ from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.defenses.stack import Stack
 from leaktight.fl.protocol import FederationPlan
+from leaktight.guard import BroadcastGuard
 from leaktight.models import MODELS
 from leaktight.models.source import ModelSource
 from leaktight.models.user import UserModel
@@ -85,6 +86,7 @@ class Config:
     defenses: as they were named, at least one. Training puts several on top of each other, in that order; a comparison
     takes them one by one. attacks: those to run, if any are named. audit: None where the config does not speak of it.
     attacked: the local training behind attacked updates, where it is not `local`; `[audit.local]` in a config.
+    guard: what clients look at a model with before they train on it; None without a table `[guard]`.
     """
 
     seed: int
@@ -100,6 +102,7 @@ class Config:
     attacks: tuple[Attack, ...] = ()
     audit: AuditSettings | None = None
     attacked: LocalTraining | None = None
+    guard: BroadcastGuard | None = None
 
     @property
     def defense(self) -> Defense:
@@ -118,6 +121,7 @@ class Config:
             "defense": one_or_all(self.defenses),
             "threat": plain(self.threat),
             **({"attack": one_or_all(self.attacks)} if self.attacks else {}),
+            **({"guard": plain(self.guard)} if self.guard else {}),
             **({"audit": self._audit()} if self.audit or self.attacked else {}),
         }
         return tomli_w.dumps(tables)
@@ -208,7 +212,7 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def _resolve(tables: dict[str, Any], where: str) -> Config:
-    known = {"seed", "data", "partition", "model", "local", "federation", "threat", "audit", *_LISTS}
+    known = {"seed", "data", "partition", "model", "local", "federation", "threat", "guard", "audit", *_LISTS}
     for name in tables:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
@@ -234,6 +238,7 @@ def _resolve(tables: dict[str, Any], where: str) -> Config:
         attacks=choose_all(ATTACKS, tables["attack"], where, "attack") if "attack" in tables else (),
         audit=build(AuditSettings, audit, where, "audit", also=("local",)) if "audit" in tables else None,
         attacked=None if attacked is None else _attacked(tables["local"], attacked, where),
+        guard=build(BroadcastGuard, tables["guard"], where, "guard") if "guard" in tables else None,
     )
 
 

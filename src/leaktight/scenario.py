@@ -36,6 +36,7 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
         plan=config.plan,
         defense=config.defense,
         mode=config.model.mode,
+        guard=config.guard,
         rng=rng.child("federation"),
     )
 

@@ -13,11 +13,14 @@ from typing import Any
 import pydantic
 
 from leaktight.attacks.last_layer import LabelStrategy
-from leaktight.catalogue import CATALOGUE, DATASETS, DEFENSES, LABELS, SCHEDULES
+from leaktight.catalogue import AGGREGATORS, CATALOGUE, CIPHERS, DATASETS, DEFENSES, FUSIONS, LABELS, SCHEDULES
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Defense
 from leaktight.core.training import Schedule
+from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
+from leaktight.fl.aggregators import Linear
+from leaktight.fl.fusion import Fusion
 from leaktight.models.user import UserModel
 
 _FAMILIES: Mapping[Any, Mapping[str, Any]] = {
@@ -25,6 +28,9 @@ _FAMILIES: Mapping[Any, Mapping[str, Any]] = {
     DatasetSource: DATASETS,
     Defense: DEFENSES,
     LabelStrategy: LABELS,
+    Linear: AGGREGATORS,
+    Cipher: CIPHERS,
+    Fusion: FUSIONS,
 }
 """Where a setting that is itself a method is looked up, by the type that the settings class gives it."""
 

@@ -50,7 +50,9 @@ class Told:
 class Zeroing(Told):
     """A malicious server's attack: the model that it sends is zero."""
 
-    def tamper(self, broadcast: Broadcast, *, rng: Rng) -> Broadcast:
+    def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
+        if seen:
+            return None
         return replace(broadcast, params={name: torch.zeros_like(each) for name, each in broadcast.params.items()})
 
 
@@ -95,6 +97,8 @@ def test_a_trial_is_scored_illustrated_and_explained(tmp_path: Path) -> None:
         "stage": "untrained",
         "defense_known": False,
         "assumed": [],
+        "server": "curious",
+        "queries": 1,
     }
 
 

@@ -14,11 +14,8 @@ from tests.audit.scenes import inline, small_experiment
 from leaktight.audit.plan import AttackEntry, Experiment
 from leaktight.audit.run import Watcher, check_something_ran, easier_than_training, run_audit
 from leaktight.audit_scenario import build_experiment, complete
-from leaktight.catalogue import ADAPTIVE
 from leaktight.config import load_config
 from leaktight.core.errors import LeaktightError
-from leaktight.core.protocols import Attack, Defense
-from leaktight.defenses.noise import AdditiveNoise
 from leaktight.fl.run_folder import RunFolder
 from leaktight.scenario import load_data
 
@@ -160,14 +157,7 @@ def test_easier_updates_are_said_to_be_so(tmp_path: Path) -> None:
     assert easier_than_training(build_experiment(config, *load_data(config), adaptive=False)) is None
 
 
-def test_an_attacker_who_knows_the_defense_joins_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def keep(attack: Attack, defense: Defense) -> Attack:
-        return attack
-
-    knowing_noise: dict[type[Defense], Any] = {**ADAPTIVE, AdditiveNoise: keep}
-    monkeypatch.setattr("leaktight.audit_scenario.ADAPTIVE", knowing_noise)
+def test_an_attacker_who_knows_the_defense_joins(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path, adaptive=True)
     knowing = [each for each in experiment.attacks if isinstance(each, AttackEntry) and each.adaptive]
     assert [(each.name, each.against) for each in knowing] == [("csdlg", "noise")]
@@ -176,3 +166,8 @@ def test_an_attacker_who_knows_the_defense_joins_where_there_is_one(
     threats = [each["threat"]["knows"] for each in summary["verdicts"] if each["defense"] == "noise"]
     assert ["defense" in knows for knows in threats] == [False, True]
     assert "no-adaptive-attacker" not in {flag["code"] for flag in summary["flags"]}
+    knowing_lines = [line for line in lines_of(tmp_path / "run").values() if line["adaptive"]]
+    assert [line["status"] for line in knowing_lines] == ["done", "done"]
+    assert knowing_lines[0]["attack_settings"]["adaptation"]["defense"]["kind"] == "noise"
+    assert knowing_lines[0]["ledger"]["defense_known"] is True
+    assert knowing_lines[0]["ledger"]["labels"] == "given"

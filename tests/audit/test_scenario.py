@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from leaktight.audit_commands import parse_workers
 from leaktight.audit_scenario import AUDIT_SCENARIO, build_experiment, complete, scenario_facts
 from leaktight.config import load_config
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Defense
 from leaktight.scenario import load_data
 
@@ -21,6 +22,8 @@ def test_without_a_config_three_attacks_meet_three_defenses() -> None:
     roles = [(each.name, each.role) for each in experiment.attacks if not each.adaptive]
     assert [name for name, role in roles if role == "attack"] == ["csdlg", "dlg", "inverting_gradients"]
     assert [name for name, role in roles if role == "control"] == ["prior_only", "mean_image"]
+    knowing = [(each.name, each.against) for each in experiment.attacks if each.adaptive]
+    assert knowing == [("csdlg", "outpost"), ("csdlg", "compression"), ("csdlg", "noise")]
     assert not experiment.trains
     facts = scenario_facts(config, experiment)
     assert facts["attacked update"] == "1 example, 1 sgd step of 1 at learning rate 0.2"
@@ -58,6 +61,21 @@ def test_nothing_of_an_attack_is_left_to_the_machine() -> None:
     assert len(searching) == 4
     assert {each.settings["onednn"] for each in searching} == {False}
     assert {each.settings["progress_every"] for each in searching} == {1}
+
+
+def test_a_config_says_which_attacks_are_adapted(tmp_path: Path) -> None:
+    def adapted(*overrides: str, attacks: Sequence[str] = ()) -> set[str]:
+        config = load_config(None, overrides, scenario=AUDIT_SCENARIO, attacks=attacks)
+        config = complete(config, trials=None, defenses_named=False)
+        experiment = build_experiment(config, *load_data(config), adaptive=True)
+        return {each.name for each in experiment.attacks if each.adaptive}
+
+    assert adapted() == {"csdlg"}
+    assert adapted("audit.adapted=['dlg', 'csdlg']") == {"dlg", "csdlg"}
+    assert adapted("audit.adapted=[]") == {"csdlg", "dlg", "inverting_gradients"}
+    assert adapted(attacks=["idlg"]) == {"idlg"}, "none of those named is tried, so all are"
+    with pytest.raises(ConfigError, match=r"audit\.adapted: unknown attack 'csdgl'"):
+        adapted("audit.adapted=['csdgl']")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "ray:/x"])

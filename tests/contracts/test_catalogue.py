@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 
 import leaktight
+from leaktight.adaptive.knowing import Knowing
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.matching import Matching
 from leaktight.catalogue import (
     AGGREGATORS,
     ATTACKS,
     CATALOGUE,
+    CIPHERS,
     DATASETS,
     DEFENSES,
+    FUSIONS,
     LABELS,
     PARTITIONS,
     SCHEDULES,
@@ -27,13 +30,17 @@ from leaktight.catalogue import (
 )
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.training import Schedule
+from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
+from leaktight.fl.fusion import Fusion
 from leaktight.models import MODELS
 from leaktight.models.source import Network
 
 FAMILIES: dict[str, tuple[type, typing.Mapping[str, Any]]] = {
     "aggregators": (Aggregator, AGGREGATORS),
+    "ciphers": (Cipher, CIPHERS),
+    "fusions": (Fusion, FUSIONS),
     "attacks": (Attack, ATTACKS),
     "labels": (LabelStrategy, LABELS),
     "datasets": (DatasetSource, DATASETS),
@@ -75,7 +82,10 @@ def test_every_public_method_has_its_line(family: str) -> None:
         cls
         for cls in public_classes()
         if belongs(cls, base) and not inspect.isabstract(cls) and (cls not in bases or cls in entries.values())
-    } - {Matching}  # the loop itself, of which the attacks are compositions
+    } - {
+        Matching,
+        Knowing,
+    }  # the loop itself, of which the attacks are compositions, and what changes one for a defense
     assert concrete - set(entries.values()) == set(), f"missing in catalogue.{family.upper()}"
     assert len(set(entries.values())) == len(entries), "one class, one name"
 

@@ -69,7 +69,7 @@ def whole(folder: Path) -> dict[str, Any]:
     """The summary of an uninterrupted run, as it was printed."""
     done = leaktight("audit", "small.toml", "--json", "--workers", "2", folder=folder)
     assert done.returncode == 0, done.stderr
-    assert "8 of 8:" in done.stderr, "progress in plain lines"
+    assert "10 of 10:" in done.stderr, "progress in plain lines"
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
 
@@ -80,7 +80,7 @@ def test_one_json_document_and_a_complete_folder(folder: Path, whole: dict[str, 
     assert {path.name for path in run.iterdir()} - {".lock"} == RESULTS
     assert (run / "command.txt").read_text() == "leaktight audit small.toml --json --workers 2\n"
     assert json.loads((run / "summary.json").read_text()) == whole
-    assert len(trials(run)) == 8
+    assert len(trials(run)) == 10
 
 
 def test_ctrl_c_leaves_a_hint_that_works_and_nobody_else_may_write_meanwhile(
@@ -98,14 +98,14 @@ def test_ctrl_c_leaves_a_hint_that_works_and_nobody_else_may_write_meanwhile(
     assert process.returncode == 130
     assert "Traceback" not in errors
     before = trials(folder / "run")
-    assert 0 < len(before) < 8
+    assert 0 < len(before) < 10
     assert not (folder / "run" / "summary.json").exists(), "no result of half the trials"
     hint = next(line for line in errors.splitlines() if line.startswith("stopped; go on with: "))
     words = hint.removeprefix("stopped; go on with: leaktight ").split()
     assert words[-1] == "--resume"
     resumed = leaktight(*words, folder=folder)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"{len(before)} of 8 trials are there already" in resumed.stderr
+    assert f"{len(before)} of 10 trials are there already" in resumed.stderr
     assert trials(folder / "run") == trials(folder / whole["run"]), "one worker and two give the same"
     assert f"{whole['cells'][0]['ssim']['mean']:.2f} [" in resumed.stdout
     assert whole["verdicts"][0]["because"] in " ".join(resumed.stdout.split())
@@ -113,18 +113,18 @@ def test_ctrl_c_leaves_a_hint_that_works_and_nobody_else_may_write_meanwhile(
 
 
 def test_killed_and_resumed_it_gives_the_trials_of_an_uninterrupted_run(folder: Path, whole: dict[str, Any]) -> None:
-    end = killed_and_resumed(folder, 1, ["audit", "small.toml", "--json", "--out", "cut"], 8)
+    end = killed_and_resumed(folder, 1, ["audit", "small.toml", "--json", "--out", "cut"], 10)
     assert trials(folder / "cut") == trials(folder / whole["run"])
     assert end["verdicts"] == whole["verdicts"]
 
 
 @pytest.mark.slow
-def test_ten_kills_of_an_audit_of_24_trials(folder: Path) -> None:
+def test_ten_kills_of_an_audit_of_30_trials(folder: Path) -> None:
     command = ["audit", "small.toml", "--json", "--trials", "6", "--set", "audit.attack_round=1"]
     done = leaktight(*command, "--out", "long", folder=folder)
     assert done.returncode == 0, done.stderr
-    end = killed_and_resumed(folder, 10, [*command, "--out", "cut-often"], 24)
-    assert len(trials(folder / "cut-often")) == 24
+    end = killed_and_resumed(folder, 10, [*command, "--out", "cut-often"], 30)
+    assert len(trials(folder / "cut-often")) == 30
     assert trials(folder / "cut-often") == trials(folder / "long")
     assert end["verdicts"] == json.loads(done.stdout)["verdicts"]
 

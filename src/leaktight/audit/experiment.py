@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from leaktight.audit.attempt import attempt
 from leaktight.audit.judge import judge
@@ -17,7 +18,7 @@ from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of, unpack
-from leaktight.core.types import Batch, Broadcast, Params, RoundTrace
+from leaktight.core.types import Batch, Broadcast, Observation, Params, RoundTrace
 from leaktight.engines import inprocess
 from leaktight.engines.tasks import Job
 from leaktight.engines.training import restored_state
@@ -89,59 +90,80 @@ class Site:
         if spec.defense.name in self.failed:
             raise LeaktightError(f"training with {spec.defense.name} failed: {self.failed[spec.defense.name]}")
         federation = experiment.attacked_federation(spec.defense.value, spec.trial)
-        trace = replace(self._play(spec, federation), public_data=self.public_data)
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)
-        seen = threat.observe(trace, victim)
+        trace, seen = self._play(spec, federation, lambda trace: threat.observe(trace, victim))
         first: list[float] = []
         found = spec.attack.value.reconstruct(
-            [seen],
+            seen,
             rng=experiment.rng(spec.trial).child("attack", spec.attack.name),
             progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
         )
         truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
         judged = judge(found.guess, truth, self.metrics)
-        ledger = ledger_of(experiment, spec, trace, victim, threat, found)
+        ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
         line = {
             "ledger": ledger,
             "scores": judged.scores,
             "label_accuracy": judged.label_accuracy if ledger["labels"] in ("inferred", "searched") else None,
             "loss": found.loss,
             "first_loss": first[0] if first else None,
-            "update_changed": self._changed(spec, trace, victim),
+            "update_changed": self._changed(spec, federation, trace, victim),
             "images": {"size": judged.size, "count": judged.count},
         }
         return line, {"truth": judged.truth, "guess": judged.guess}
 
-    def _play(self, spec: TrialSpec, federation: Federation) -> RoundTrace:
+    def _play(
+        self, spec: TrialSpec, federation: Federation, observe: Callable[[RoundTrace], Observation]
+    ) -> tuple[RoundTrace, list[Observation]]:
+        """The attacked round, or all that a malicious server asks for: the last one, and what was seen of each."""
         state = self._state(spec, federation)
         attack = spec.attack.value
-        if isinstance(attack, ActiveAttack):
-            if self.experiment.threat.server != "malicious":
-                raise UsageError(
-                    f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
-                )
-            server = state.server
-            sent = attack.tamper(
-                Broadcast(server.params, server.buffers, server.round),
-                rng=self.experiment.rng(spec.trial).child("tamper", spec.attack.name),
+        if not isinstance(attack, ActiveAttack):
+            trace, _ = self._round(federation, state)
+            return trace, [observe(trace)]
+        if self.experiment.threat.server != "malicious":
+            raise UsageError(
+                f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
             )
-            state = replace(state, server=replace(server, params=sent.params, buffers=sent.buffers))
+        rng = self.experiment.rng(spec.trial).child("tamper", spec.attack.name)
         traces: list[RoundTrace] = []
-        inprocess.run(federation, state, workers=1, until=spec.round + 1, record=traces.append, score=False)
-        return traces[0]
+        seen: list[Observation] = []
+        honest, clients = state.server, state.clients
+        while True:
+            asked = replace(honest, round=honest.round + len(seen))
+            sent = attack.tamper(
+                Broadcast(asked.params, asked.buffers, asked.round, federation.trainer.model), seen, rng=rng
+            )
+            if sent is None:
+                return traces[-1], seen
+            trace, after = self._round(*tampered(federation, replace(state, server=asked, clients=clients), sent))
+            clients = after.clients
+            traces.append(trace)
+            seen.append(observe(trace))
+
+    def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
+        """Play the round that the state stands before."""
+        traces: list[RoundTrace] = []
+        plan = replace(federation.server.plan, rounds=max(federation.server.plan.rounds, state.server.round + 1))
+        federation = replace(federation, server=replace(federation.server, plan=plan))
+        after = inprocess.run(
+            federation, state, workers=1, until=state.server.round + 1, record=traces.append, score=False
+        )
+        return replace(traces[0], public_data=self.public_data), after
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:
         packed = self.states.get(state_key(spec.defense.name, spec.round))
         return first_state(federation) if packed is None else restored_state(unpack(packed))
 
-    def _changed(self, spec: TrialSpec, trace: RoundTrace, victim: str) -> bool:
+    def _changed(self, spec: TrialSpec, federation: Federation, trace: RoundTrace, victim: str) -> bool:
         """Whether the defense made a difference to what the client sent."""
         plain = self.experiment.attacked_federation(Defense(), spec.trial)
+        if trace.clients[victim].update.sealed is not None:
+            return True  # what was sent is not open to comparison
         sent = trace.clients[victim].update.tensors
-        model, received = plain.trainer.model, trace.broadcast
-        if (received.params.keys(), received.buffers.keys()) != (parameters_of(model).keys(), buffers_of(model).keys()):
-            return True
+        if _names(federation.trainer.model) != _names(plain.trainer.model):
+            return True  # the defense changed the network itself
         server = plain.server
         request = Train(
             trace.broadcast,
@@ -150,6 +172,16 @@ class Site:
             server.aggregator.loss_scale(server.sizes[victim], list(server.sizes.values())),
         )
         return not _equal(plain.client(victim).train_round(request, None).trained.update.tensors, sent)
+
+
+def tampered(federation: Federation, state: FederationState, sent: Broadcast) -> tuple[Federation, FederationState]:
+    """The federation and its state before a round in which the server sends this."""
+    other = None if sent.model is federation.trainer.model else sent.model
+    server = replace(state.server, params=sent.params, buffers=sent.buffers)
+    if sent.params.keys() != state.server.params.keys():
+        # What the aggregator remembers is of other tensors.
+        server = replace(server, aggregator=federation.server.aggregator.start(sent.params), agreed=False)
+    return replace(federation, server=replace(federation.server, network=other)), replace(state, server=server)
 
 
 def state_key(defense: str, round_index: int) -> str:
@@ -164,3 +196,7 @@ def truth_of(trace: RoundTrace, members: Sequence[str]) -> Batch:
 
 def _equal(left: Params, right: Params) -> bool:
     return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+def _names(model: nn.Module) -> tuple[list[str], list[str]]:
+    return list(parameters_of(model)), list(buffers_of(model))

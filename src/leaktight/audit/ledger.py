@@ -29,7 +29,10 @@ def ledger_of(
     victim: str,
     threat: ThreatModel,
     found: Reconstruction,
+    *,
+    queries: int,
 ) -> dict[str, Any]:
+    """queries: in how many rounds the attacker asked the victim for an update."""
     truth = trace.clients[victim].truth
     return {
         "labels": labels_of(spec.attack.value),
@@ -44,6 +47,8 @@ def ledger_of(
         "stage": stage_of(experiment.init, spec.round),
         "defense_known": Knowledge.DEFENSE in threat.knows,
         "assumed": [str(note) for note in found.notes.get("assumed", ())],
+        "server": threat.server,
+        "queries": queries,
     }
 
 

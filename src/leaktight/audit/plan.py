@@ -17,7 +17,7 @@ import torch
 
 from leaktight.audit.settings import AuditSettings
 from leaktight.core.errors import UsageError, suggestion
-from leaktight.core.protocols import Attack, Defense
+from leaktight.core.protocols import ActiveAttack, Attack, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -53,9 +53,13 @@ class AttackEntry(Entry[Attack]):
         return self.against is not None
 
     def threat(self, base: ThreatModel) -> ThreatModel:
-        """Who runs it: an adaptive attacker knows the defense, a control the public data, whatever others know."""
+        """Who runs it: an adaptive attacker knows the defense, a control the public data, whatever others know.
+
+        Only an attack that changes the model needs a malicious server.
+        """
         extra = {Knowledge.DEFENSE} if self.adaptive else {Knowledge.PUBLIC_DATA} if self.role == "control" else set()
-        return replace(base, knows=base.knows | extra)
+        server = base.server if isinstance(self.value, ActiveAttack) else "curious"
+        return replace(base, server=server, knows=base.knows | extra)
 
 
 @dataclass(frozen=True)

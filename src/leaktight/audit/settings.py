@@ -20,6 +20,7 @@ class AuditSettings:
     every: attack the same clients in rounds 0, every, 2 every ... instead: leakage over time.
     targets: names of the clients to attack, in turn; empty: one drawn at random for each trial.
     metrics: names of scores (`leaktight list metrics`) beside psnr, mse, ssim and label_accuracy.
+    adapted: kinds of attacks that are also tried by somebody who knows the defense; all where none of these is tried.
     """
 
     trials: int = 5
@@ -27,6 +28,7 @@ class AuditSettings:
     every: int | None = None
     targets: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("lpips_alex",)
+    adapted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.trials < 1:

@@ -136,7 +136,7 @@ def _threats(cells: Sequence[Cell], defense: str) -> list[Mapping[str, Any]]:
 
 def _within(threat: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether whoever is `other` is able to do what `threat` can."""
-    same = all(threat[key] == other[key] for key in ("server", "sees"))
+    same = threat["sees"] == other["sees"] and threat["server"] in (other["server"], "curious")
     return same and set(threat["knows"]) <= set(other["knows"])
 
 

@@ -12,7 +12,7 @@ from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, Sta
 from leaktight.engines.workers import Job, Workers, available_cores, open_workers
 from leaktight.fl.client import Ask, Client, Evaluated, Failed, Reply, Request, Train, evaluate
 from leaktight.fl.federation import Federation, FederationState, first_state
-from leaktight.fl.protocol import RoundOutcome, federate
+from leaktight.fl.protocol import RoundOutcome, carry, federate
 
 SCORE_CHUNK = 1000
 _NO_MODEL = Broadcast({}, {}, 0)
@@ -30,7 +30,7 @@ class Site:
             with global_seed(self.federation.rng.child("score", *job["score"])):
                 return {"score": evaluate(self.federation.trainer, params, buffers, part)}
         client = self.federation.client(job["client"])
-        return self._handle(client, _with_model(job["request"], params, buffers), job)
+        return self._handle(client, with_model(job["request"], params, buffers), job)
 
     def _handle(self, client: Client, request: Request, job: Job) -> Job:
         try:
@@ -79,12 +79,7 @@ def run(
             after_round=finished,
             until=until,
         )
-        try:
-            requests = next(conversation)
-            while True:
-                requests = conversation.send(carrier.exchange(requests))
-        except StopIteration as end:
-            return FederationState(end.value, dict(carrier.states))
+        return FederationState(carry(conversation, carrier.exchange), dict(carrier.states))
 
 
 @dataclass
@@ -110,8 +105,12 @@ class Carrier:
         return {name: results[name]["reply"] for name in sorted(results)}
 
     def _job(self, client: str, request: Request) -> Job:
-        light = request if isinstance(request, Ask) else replace(request, broadcast=_emptied(request.broadcast))
-        return {"client": client, "request": light, "state": self.states.get(client), "record": self.recording}
+        return {
+            "client": client,
+            "request": without_model(request),
+            "state": self.states.get(client),
+            "record": self.recording,
+        }
 
     def score(self, params: Params, buffers: Params) -> Evaluated:
         total = len(self.federation.dataset.test)
@@ -129,12 +128,13 @@ def _by_broadcast(requests: Mapping[str, Request]) -> list[tuple[Broadcast, list
     return list(groups.values())
 
 
-def _emptied(broadcast: Broadcast) -> Broadcast:
-    """The broadcast without its tensors, which travel once for all clients."""
-    return replace(broadcast, params={}, buffers={})
+def without_model(request: Request) -> Request:
+    """The request without its model, which travels once for all clients."""
+    return request if isinstance(request, Ask) else with_model(request, {}, {})
 
 
-def _with_model(request: Request, params: Params, buffers: Params) -> Request:
+def with_model(request: Request, params: Params, buffers: Params) -> Request:
+    """The request with this model in it."""
     if isinstance(request, Ask):
         return request
     return replace(request, broadcast=replace(request.broadcast, params=params, buffers=buffers))
@@ -145,7 +145,7 @@ def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, T
     examples = [update.num_examples for update in outcome.updates.values()]
     known = [number for number in examples if number is not None]
     return RoundTrace(
-        model=federation.trainer.model,
+        model=outcome.broadcast.model or federation.trainer.model,
         task=federation.trainer.task,
         broadcast=outcome.broadcast,
         clients={name: ClientTrace(update, truths[name]) for name, update in outcome.updates.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 
@@ -24,10 +24,26 @@ SCHEMA_VERSION = 1
 Row = dict[str, Any]
 
 
+class Engine(Protocol):
+    """What plays rounds: `engines.inprocess.run`, or another that moves the same messages in another way."""
+
+    def __call__(
+        self,
+        federation: Federation,
+        state: FederationState | None = None,
+        *,
+        workers: int | None = None,
+        after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+        after_client: Callable[[], None] = ...,
+        until: int | None = None,
+    ) -> FederationState: ...
+
+
 def train(
     federation: Federation,
     folder: RunFolder,
     *,
+    engine: Engine = inprocess.run,
     defense_kind: str = "none",
     workers: int | None = None,
     after_round: Callable[[Row], None] = lambda row: None,
@@ -54,9 +70,7 @@ def train(
         after_round(rows[-1])
         began = time.perf_counter()
 
-    final = inprocess.run(
-        federation, state, workers=workers, after_round=finished, after_client=after_client, until=until
-    )
+    final = engine(federation, state, workers=workers, after_round=finished, after_client=after_client, until=until)
     weights = {**final.server.params, **final.server.buffers}
     write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
     summary = {

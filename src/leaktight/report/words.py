@@ -58,6 +58,8 @@ _LEDGER: Mapping[str, str] = {
     "stage": "Training stage",
     "defense_known": "Attacker knows the defense",
     "assumed": "Assumed beside",
+    "server": "Server",
+    "queries": "Rounds asked for",
 }
 _LEDGER_VALUES: Mapping[tuple[str, str], str] = {
     ("labels", "given"): "given to the attacker",
@@ -65,6 +67,8 @@ _LEDGER_VALUES: Mapping[tuple[str, str], str] = {
     ("labels", "searched"): "searched together with the images",
     ("mode", "train"): "training",
     ("mode", "eval"): "evaluation",
+    ("server", "curious"): "sent the model as it is",
+    ("server", "malicious"): "changed the model that it sent",
 }
 
 

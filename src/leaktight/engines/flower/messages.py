@@ -1,0 +1,154 @@
+"""Requests and replies as Flower messages. What arrives may come from anybody: foreign bytes are a named error."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.tensors import pack, unpack
+from leaktight.core.types import Broadcast
+from leaktight.engines.inprocess import with_model, without_model
+from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
+from leaktight.fl.wire import decode, encode
+
+HELLO = f"{MessageType.QUERY}.hello"
+"""The type of the message that asks a node which client it is."""
+
+_HEAD, _ASKED, _MODEL, _REPLY, _CLIENT = (
+    "leaktight",
+    "leaktight.request",
+    "leaktight.model",
+    "leaktight.reply",
+    "leaktight.client",
+)
+_TYPES: dict[type, str] = {Train: MessageType.TRAIN, Evaluate: MessageType.EVALUATE, Ask: MessageType.QUERY}
+_REPLIES = (Trained, Evaluated, Answered, Failed)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run a request belongs, so that a node knows which of its states to answer from.
+
+    run: the run's own name. session: of the server process that asks. epoch: how often the server had stored its state.
+    turn: how many requests it had sent since then.
+    """
+
+    run: str
+    session: str
+    epoch: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A request with its place. digest: of all that was asked, model included."""
+
+    place: Place
+    request: Request
+    digest: str
+
+
+def model_record(broadcast: Broadcast) -> ArrayRecord:
+    """The model as one array of bytes; Flower cuts it into pieces and stores equal ones once."""
+    return _record(pack({"params": broadcast.params, "buffers": broadcast.buffers}))
+
+
+def request_message(request: Request, model: ArrayRecord | None, place: Place, node: int, ttl: float | None) -> Message:
+    head = ConfigRecord(
+        {
+            "run": place.run,
+            "session": place.session,
+            "epoch": place.epoch,
+            "turn": place.turn,
+        }
+    )
+    content = RecordDict({_HEAD: head, _ASKED: _record(encode({"request": without_model(request)}))})
+    if model is not None:
+        content[_MODEL] = model
+    return Message(content, node, _TYPES[type(request)], ttl=ttl, group_id=str(place.epoch))
+
+
+def read_request(message: Message) -> Envelope:
+    """The inverse of `request_message`."""
+    try:
+        head = message.content.config_records[_HEAD]
+        run, session = str(head["run"]), str(head["session"])
+        place = Place(run, session, _whole(head["epoch"]), _whole(head["turn"]))
+        light = _bytes(message.content.array_records[_ASKED])
+        request, total = decode(light)["request"], hashlib.sha256(light)
+        if _MODEL in message.content:
+            packed = _bytes(message.content.array_records[_MODEL])
+            model = unpack(packed)
+            request = with_model(request, model["params"], model["buffers"])
+            total.update(packed)
+        if _TYPES[type(request)] != message.metadata.message_type:
+            raise ValueError("another type of message than its request")
+    except LeaktightError:
+        raise
+    except Exception as error:
+        raise LeaktightError(f"not a request of this protocol ({type(error).__name__})") from error
+    return Envelope(place, request, total.hexdigest())
+
+
+def reply_message(reply: Reply, to: Message) -> Message:
+    return Message(RecordDict({_REPLY: _record(encode({"reply": reply}))}), reply_to=to)
+
+
+def read_reply(message: Message) -> Reply:
+    """The inverse of `reply_message`; anything else is a client that failed."""
+    if message.has_error():
+        # Flower puts the text of an exception into the reason; it is neither read nor repeated here.
+        return Failed(_ERRORS.get(message.error.code, f"Flower's error {message.error.code}"))
+    try:
+        reply = decode(_bytes(message.content.array_records[_REPLY]))["reply"]
+    except Exception as error:
+        return Failed(f"the answer cannot be read ({type(error).__name__})")
+    return reply if isinstance(reply, _REPLIES) else Failed("the answer is no reply of this protocol")
+
+
+def hello_message(node: int, ttl: float | None) -> Message:
+    return Message(RecordDict(), node, HELLO, ttl=ttl)
+
+
+def hello_reply(client: str, to: Message) -> Message:
+    return Message(RecordDict({_CLIENT: ConfigRecord({"client": client})}), reply_to=to)
+
+
+def read_hello(message: Message) -> str | None:
+    """The name of the client, or None where the node does not say."""
+    try:
+        return str(message.content.config_records[_CLIENT]["client"])
+    except Exception:
+        return None
+
+
+_ERRORS = {
+    1: "the node could not load the app; its own log says why",
+    2: "the client's app raised an error; its own log says which",
+    3: "the request ran out of time",
+    4: "the answer is lost",
+    5: "the node is gone",
+    8: "the client's process died",
+}
+"""What Flower's error codes mean (flwr.common.constant.ErrorCode)."""
+
+
+def _record(data: bytes) -> ArrayRecord:
+    return ArrayRecord({"bytes": Array(np.frombuffer(data, dtype=np.uint8))})
+
+
+def _bytes(record: ArrayRecord) -> bytes:
+    array = record["bytes"].numpy()
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError("expected bytes")
+    return array.tobytes()
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("expected a whole number")
+    return value

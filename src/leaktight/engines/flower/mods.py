@@ -1,0 +1,255 @@
+"""`defense_mod`: a defense in a ClientApp of your own, by one line."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import Tensor, nn
+
+from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
+from leaktight.core.protocols import ClientFacts, Defense, RoundPlan
+from leaktight.core.rng import Rng
+from leaktight.core.tensors import first_non_finite, pack, unpack
+from leaktight.core.types import State, Update
+from leaktight.defenses.stack import Stack
+from leaktight.engines.flower.arrays import is_statistic, only_arrays, record_of, tensors_of, unnamed
+from leaktight.engines.flower.memory import write_private
+from leaktight.engines.flower.steps import Hidden, Watch, watched
+from leaktight.fl.client import Meter
+
+LOG = logging.getLogger("leaktight.flower")
+Sends: TypeAlias = Literal["model", "delta", "gradient"]
+
+COUNT = "num-examples"
+"""The metric by which Flower's strategies weigh a client."""
+
+_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+_NEEDS_MORE = "use `leaktight train --engine flower`, or leaktight.defenses.wrap with a server that does its part"
+
+
+def defense_mod(
+    defense: Defense,
+    *,
+    sends: Sends = "model",
+    server_side: bool = False,
+    state_dir: Path | str | None = None,
+    name: str = "defense",
+    rng: Rng | None = None,
+) -> Mod:
+    """A mod that defends what `@app.train` of your ClientApp sends: `ClientApp(mods=[defense_mod(Outpost())])`.
+
+    The defense sees every step of PyTorch's optimisers inside your function, and the update on its way out. Where it
+    cannot do its work, or your function raises, an error without any text is sent in place of the update.
+
+    sends: what your function replies with: the local "model", its change ("delta"), or a "gradient".
+    server_side: say that your server calls `defense.on_aggregate` on the combined change, for a defense that needs it.
+    state_dir: where the private state is kept, so that it outlives the node's process; without it, `state-dir` of the
+    node's config; without that, Flower's context, which lives as long as the run. name: of the state; another name
+    starts anew. rng: fresh entropy unless given; give one in tests only.
+    """
+    _check_fits(defense, server_side=server_side)
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        try:
+            shelf = _Shelf(name, context, state_dir)
+            return _Defended(defense, sends, shelf, rng or Rng.fresh()).call(message, context, call_next)
+        except Exception:
+            LOG.exception("nothing was sent")
+            return Message(Error(_RAISED, "the client could not answer; its own log says why"), reply_to=message)
+
+    return mod
+
+
+def _check_fits(defense: Defense, *, server_side: bool) -> None:
+    """Refuse a defense of which a mod could do only a part."""
+    for part in _parts(defense):
+        kind, own = type(part), type(part).__name__
+        if kind.prepare is not Defense.prepare:
+            raise UsageError(f"{own} changes the network that all share, which a mod cannot; {_NEEDS_MORE}")
+        if kind.agree is not Defense.agree:
+            raise UsageError(f"{own} asks clients before the first round, which a mod cannot; {_NEEDS_MORE}")
+        if kind.on_batch is not Defense.on_batch:
+            raise UsageError(f"{own} changes batches, which a mod cannot see; {_NEEDS_MORE}")
+        if kind.on_aggregate is not Defense.on_aggregate and not server_side:
+            raise UsageError(
+                f"{own} has a part on the server: call its on_aggregate on the combined change there and say "
+                f"server_side=True; or {_NEEDS_MORE}"
+            )
+
+
+def _parts(defense: Defense) -> Iterator[Defense]:
+    if isinstance(defense, Stack):
+        for part in defense.parts:
+            yield from _parts(part)
+    else:
+        yield defense
+
+
+def _acts_on_steps(defense: Defense) -> bool:
+    return any(
+        type(part).on_gradient is not Defense.on_gradient and getattr(part, "at", "step") == "step"
+        for part in _parts(defense)
+    )
+
+
+class _Shelf:
+    """Where a node keeps the private state of its defense."""
+
+    def __init__(self, name: str, context: Context, state_dir: Path | str | None) -> None:
+        folder = state_dir or context.node_config.get("state-dir")
+        self.owner = str(context.node_config.get("partition-id", "node"))
+        self.key, self.context = f"leaktight.{name}", context.state
+        self.path = Path(str(folder)) / f"{name}-{self.owner}.state" if folder else None
+
+    def read(self) -> dict[str, Any] | None:
+        data: object = None
+        if self.path is not None and self.path.exists():
+            data = self.path.read_bytes()
+        elif self.key in self.context.config_records:
+            data = self.context.config_records[self.key]["state"]
+        if data is None:
+            return None
+        try:
+            return unpack(data if isinstance(data, bytes) else b"")
+        except Exception as error:
+            raise CheckpointError(f"the private state at {self.path or self.key} cannot be read") from error
+
+    def write(self, state: State) -> None:
+        data = pack(state)
+        if self.path is not None:
+            write_private(self.path, data)
+        self.context[self.key] = ConfigRecord({"state": data})
+
+
+@dataclass(frozen=True)
+class _Defended:
+    """One round of a user's client, with the hooks of the defense around and inside it."""
+
+    defense: Defense
+    sends: Sends
+    shelf: _Shelf
+    rng: Rng
+
+    def call(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        before = tensors_of(message.content.array_records[only_arrays(message.content, "server's message")])
+        meter, memory = Meter(), self._recall(before)
+        number, state = int(memory["round"]), memory["defense"]
+        plan = RoundPlan(number, (1.0,))
+        changed, state = self.defense.on_round(plan, state, rng=self.rng.child("round"), report=meter)
+        if changed != plan:
+            raise UsageError(f"{type(self.defense).__name__} changes learning rates, which a mod cannot; {_NEEDS_MORE}")
+        watch = Watch(self.defense, state, number, _stand_in(before), self.rng, meter)
+        with watched(watch):
+            reply = call_next(message, context)
+        if watch.error is not None:
+            raise watch.error
+        if not reply.has_content():
+            raise LeaktightError("the app answered with an error")
+        if not watch.steps and _acts_on_steps(self.defense):
+            raise UsageError("no step of a PyTorch optimiser was seen, so nothing was defended")
+        state = self._defend(reply.content, before, watch.state, meter)
+        self.shelf.write({**memory, "round": number + 1, "defense": state})
+        LOG.info("round %d defended: %s", number + 1, meter.figures())
+        return reply
+
+    def _recall(self, before: Mapping[str, Tensor]) -> dict[str, Any]:
+        shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
+        identity = hashlib.sha256(f"{self.defense!r} {shapes}".encode()).hexdigest()
+        held = self.shelf.read()
+        if held is None:
+            facts = ClientFacts(self.shelf.owner, 0, 0)
+            _, state = self.defense.start(_stand_in(before), facts, rng=self.rng.child("start"))
+            return {"identity": identity, "round": 0, "defense": state}
+        if held["identity"] != identity:
+            raise CheckpointError(
+                f"the private state at {self.shelf.path or self.shelf.key} is of another defense or model; give "
+                "defense_mod another name to start anew"
+            )
+        return held
+
+    def _defend(self, content: RecordDict, before: Mapping[str, Tensor], state: State, meter: Meter) -> State:
+        """Put the defended update in place of the user's, in the reply itself."""
+        key = only_arrays(content, "client's reply")
+        after = tensors_of(content.array_records[key])
+        for name, tensor in after.items():
+            if name not in before or before[name].shape != tensor.shape:
+                raise UsageError(f"expected arrays as the server sent them, got {name!r} of {tuple(tensor.shape)}")
+        update = self._update(content, before, after)
+        defended, state = self.defense.on_update(update, state, rng=self.rng.child("update"), report=meter)
+        broken = first_non_finite(defended.tensors) or first_non_finite(defended.buffers or {})
+        if broken is not None:
+            raise LeaktightError(f"the update of {broken!r} is not finite; lower the learning rate or check the data")
+        if defended is not update:
+            content[key] = record_of({name: self._sent(name, before, after, update, defended) for name in after})
+            _limit_metrics(content, defended)
+        return state
+
+    def _update(self, content: RecordDict, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Update:
+        statistics = {name for name, tensor in after.items() if is_statistic(name, tensor)}
+        numbers = _metrics(content)
+        change = {
+            name: tensor - before[name] if self.sends == "model" else tensor
+            for name, tensor in after.items()
+            if name not in statistics
+        }
+        return Update(
+            tensors=change,
+            kind="gradient" if self.sends == "gradient" else "delta",
+            num_examples=int(numbers.pop(COUNT)) if COUNT in numbers else None,
+            buffers={name: after[name] for name in statistics},
+            metrics=numbers,
+        )
+
+    def _sent(
+        self,
+        name: str,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        update: Update,
+        defended: Update,
+    ) -> Tensor:
+        """What goes out under a name; what the defense withholds goes out as it came in, or as no change."""
+        if name in update.tensors:
+            if name not in defended.tensors:
+                return before[name] if self.sends == "model" else before[name].new_zeros(before[name].shape)
+            if defended.tensors[name] is update.tensors[name]:
+                return after[name]
+            return (before[name] if self.sends == "model" else 0) + defended.tensors[name].to(after[name].dtype)
+        return (defended.buffers or {}).get(name, before[name])
+
+
+def _stand_in(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """What a mod knows of the network: whether it has batch normalisation, if its arrays have names."""
+    if unnamed(tensors):
+        hidden: Any = Hidden("the network")
+        return hidden  # type: ignore[no-any-return]
+    norms = any(name.rpartition(".")[2] == "running_mean" for name in tensors)
+    return nn.ModuleList([nn.BatchNorm1d(1)] if norms else []).train()
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    """The single numbers in all records of metrics, by name."""
+    return {
+        name: value
+        for record in content.metric_records.values()
+        for name, value in record.items()
+        if isinstance(value, float | int)
+    }
+
+
+def _limit_metrics(content: RecordDict, defended: Update) -> None:
+    """Send no metrics but those that the defense lets out; where it hides the number of examples, a weight of one."""
+    for key, record in list(content.metric_records.items()):
+        kept = {name: value for name, value in record.items() if name in defended.metrics}
+        if COUNT in record:
+            kept[COUNT] = 1 if defended.num_examples is None else defended.num_examples
+        content[key] = MetricRecord(kept)

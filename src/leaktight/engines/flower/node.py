@@ -1,0 +1,111 @@
+"""The client's side on Flower: a ClientApp that answers requests with `fl.client.Client` and keeps what is private."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.processes import become_worker
+from leaktight.core.rng import Rng
+from leaktight.engines.flower.memory import recall, remember
+from leaktight.engines.flower.messages import HELLO, hello_reply, read_request, reply_message
+from leaktight.fl.client import Client, Failed, Reply
+from leaktight.fl.federation import Federation
+
+LOG = logging.getLogger("leaktight.flower")
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a node has: its federation (the data among it), and where it keeps private state (None: Flower's context).
+
+    reproducible: draw from the federation's seed, so that a run can be repeated to the bit. Whoever knows the config
+    then knows all noise. Otherwise every run draws a seed of its own that never leaves the node.
+    """
+
+    federation: Federation
+    state_dir: Path | None = None
+    reproducible: bool = False
+
+
+Load = Callable[[Message, Context], Home]
+
+
+def client_app(load: Load) -> ClientApp:
+    """The ClientApp of a node. load: gives the node's own side; it is called for every message."""
+    app = ClientApp()
+
+    def handle(message: Message, context: Context) -> Message:
+        return answer(message, context, load)
+
+    app.train()(handle)
+    app.evaluate()(handle)
+    app.query()(handle)
+    app.query("hello")(handle)
+    return app
+
+
+def answer(message: Message, context: Context, load: Load) -> Message:
+    """Answer one message. No text of an error leaves the node: it can tell about the data."""
+    become_worker()
+    folder: Path | None = None
+    name = "node"
+    try:
+        home = load(message, context)
+        folder = home.state_dir
+        name = client_name(home.federation, context)
+        if message.metadata.message_type == HELLO:
+            return hello_reply(name, message)
+        return reply_message(_reply(message, context, home, name), message)
+    except Exception as error:
+        _note(name, folder)
+        kind = type(error)
+        known = kind.__name__ if kind.__module__ == "builtins" or issubclass(kind, LeaktightError) else "an error"
+        return reply_message(Failed(f"raised {known}; the client's own log says why"), message)
+
+
+def client_name(federation: Federation, context: Context) -> str:
+    """Which client this node is: `client` of its node config, or the place `partition-id` in the sorted names."""
+    names = sorted(federation.shares)
+    chosen, place = context.node_config.get("client"), context.node_config.get("partition-id")
+    if chosen is not None:
+        if chosen not in names:
+            raise UsageError(f"expected client to be one of {names[0]} ... {names[-1]}, got {chosen!r}")
+        return str(chosen)
+    if type(place) is not int or not 0 <= place < len(names):
+        raise UsageError(f"expected partition-id from 0 to {len(names) - 1} in the node's config, got {place!r}")
+    return names[place]
+
+
+def _reply(message: Message, context: Context, home: Home, name: str) -> Reply:
+    asked = read_request(message)
+    memory = recall(asked.place, name, context.state, home.state_dir).enter(asked)
+    client: Client = home.federation.client(name)
+    if not home.reproducible:
+        client = replace(client, rng=Rng(memory.seed).child("client", name))
+    reply, state = client.handle(asked.request, memory.now)
+    remember(memory.after(asked, state), name, context.state, home.state_dir)
+    return reply
+
+
+def _note(name: str, folder: Path | None) -> None:
+    """What went wrong, for the node's own eyes: its log, and a file beside its state."""
+    LOG.error("%s could not answer", name, exc_info=True)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.log"
+        path.touch(mode=0o600)
+        with path.open("a") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')}\n{traceback.format_exc()}\n")
+    except OSError:
+        LOG.warning("cannot write to %s", folder)

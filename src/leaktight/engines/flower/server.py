@@ -1,0 +1,76 @@
+"""The server's side on Flower: `fl.protocol` over a grid, and the name of the run that nodes keep their state by."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from leaktight.core.errors import UsageError
+from leaktight.core.files import write_atomically
+from leaktight.engines.flower.carrier import GridCarrier
+from leaktight.engines.inprocess import Carrier, Site
+from leaktight.engines.workers import open_workers
+from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.fl.protocol import RoundOutcome, carry, federate
+
+JOIN_SECONDS = 120.0
+
+
+def play(
+    grid: Grid,
+    federation: Federation,
+    state: FederationState | None = None,
+    *,
+    run: str,
+    join_seconds: float = JOIN_SECONDS,
+    after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+    after_client: Callable[[], None] = lambda: None,
+    until: int | None = None,
+) -> FederationState:
+    """Play the rounds that are left with the nodes of a grid. What clients remember stays with them.
+
+    run: the name of the run, as in an earlier call whose `state` this goes on from. join_seconds: how long to wait for
+    the nodes of all clients before the first request. The rest as in `engines.inprocess.run`.
+    """
+    server = (state or first_state(federation)).server
+    carrier = GridCarrier(
+        grid,
+        sorted(federation.shares),
+        run,
+        federation.server.plan.timeout,
+        epoch=server.round,
+        after_client=after_client,
+    )
+
+    def finished(outcome: RoundOutcome) -> None:
+        if after_round is not None:
+            after_round(outcome, FederationState(outcome.state))
+        carrier.begin_epoch(outcome.state.round)
+
+    with open_workers(Site(federation), 1) as pool:
+        score = Carrier(federation, pool).score
+        conversation = federate(federation.server, server, evaluate=score, after_round=finished, until=until)
+        carrier.gather(join_seconds)
+        return FederationState(carry(conversation, carrier.exchange))
+
+
+def make_server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def run_name(folder: Path, *, resumed: bool) -> str:
+    """The name of the run whose server keeps its files here; made once. resumed: there must be one."""
+    path = folder / "run"
+    if path.exists():
+        return path.read_text().strip()
+    if resumed:
+        raise UsageError(f"the run beside {folder} was not begun on Flower; resume it with --engine inprocess")
+    name = secrets.token_hex(8)
+    write_atomically(path, name)
+    return name

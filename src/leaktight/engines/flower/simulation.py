@@ -1,0 +1,108 @@
+"""A federation in Flower's simulation: one node for every client, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+
+from flwr.app import ConfigRecordValues, Context, Message
+from flwr.serverapp import Grid
+from flwr.simulation import run_simulation
+
+from leaktight.core.errors import LeaktightError
+from leaktight.core.processes import available_cores
+from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.protocol import RoundOutcome
+
+START_SECONDS = 600.0
+"""How long Ray may take to start."""
+
+
+def simulate(
+    federation: Federation,
+    state: FederationState | None = None,
+    *,
+    folder: Path,
+    workers: int | None = None,
+    after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+    after_client: Callable[[], None] = lambda: None,
+    until: int | None = None,
+) -> FederationState:
+    """Play the rounds that are left in Flower's simulation; the model is that of `engines.inprocess.run`.
+
+    folder: where the clients' private states are kept, a file for each, and the name of the run.
+    workers: processes for the clients (None: one per core); no effect on numbers.
+    """
+    run = run_name(folder, resumed=state is not None)
+    final: list[FederationState] = []
+
+    def main(grid: Grid, context: Context) -> None:
+        final.append(
+            play(
+                grid,
+                federation,
+                state,
+                run=run,
+                join_seconds=START_SECONDS,
+                after_round=after_round,
+                after_client=after_client,
+                until=until,
+            )
+        )
+
+    with shipped(federation, folder / "clients") as load, _quiet():
+        run_simulation(make_server_app(main), client_app(load), len(federation.shares), backend_config=backend(workers))
+    if not final:
+        raise LeaktightError("Flower's simulation ended without a result; see its log")
+    return final[0]
+
+
+def backend(workers: int | None) -> dict[str, dict[str, ConfigRecordValues]]:
+    """Ray with one process for every worker, and nothing of its log."""
+    cores = workers or available_cores()
+    return {
+        "init_args": {"num_cpus": cores, "logging_level": logging.ERROR, "log_to_driver": False},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    }
+
+
+@contextmanager
+def shipped(federation: Federation, state_dir: Path) -> Iterator[Callable[[Message, Context], Home]]:
+    """A way for processes of this machine to get the federation: they read it from a file, once each.
+
+    Flower sends the ClientApp with every message, so the examples must not be part of it.
+    """
+    with tempfile.TemporaryDirectory(prefix="leaktight-") as temporary:
+        path = Path(temporary) / "federation"
+        path.write_bytes(pickle.dumps(federation))
+        yield partial(_home, str(path), str(state_dir.resolve()))
+
+
+def _home(path: str, state_dir: str, message: Message, context: Context) -> Home:
+    return Home(_received(path), Path(state_dir), reproducible=True)
+
+
+@lru_cache(maxsize=1)
+def _received(path: str) -> Federation:
+    """Reads only what `shipped` wrote for its own processes, in a folder that nobody else can write to."""
+    federation: Federation = pickle.loads(Path(path).read_bytes())
+    return federation
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower's own log, without its notices: errors alone."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

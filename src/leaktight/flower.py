@@ -1,0 +1,123 @@
+"""Leaktight in a Flower federation: mods for an app of your own, and the apps that `leaktight flower export` writes.
+
+- `defense_mod(defense)`: a defense in your ClientApp.
+- `record_updates(grid, folder)`: what your ServerApp sees, in files for `leaktight inspect`.
+- `server_app(config)`, `client_app(config)`: a whole scenario of Leaktight as Flower apps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leaktight.config import Config, kind_of, load_config
+from leaktight.core.errors import UsageError
+from leaktight.engines.flower.mods import defense_mod
+from leaktight.engines.flower.node import Home
+from leaktight.engines.flower.node import client_app as make_client_app
+from leaktight.engines.flower.recording import record_updates
+from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.engines.training import Row, train
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.run_folder import open_run
+from leaktight.scenario import build_federation, load_data
+
+if TYPE_CHECKING:  # Flower itself is first imported by the engine, which switches its telemetry off
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+__all__ = ["client_app", "defense_mod", "record_updates", "server_app"]
+
+LOG = logging.getLogger("leaktight.flower")
+
+
+def server_app(config: Path | str) -> ServerApp:
+    """The ServerApp of a scenario. It goes on from the checkpoint in its folder if there is one.
+
+    Its run config: `folder`, where the run is kept on the server's machine; `data-root`; `join-seconds`, how long to
+    wait for all nodes at the start; `record`, a folder for what the server sees (empty: nothing is kept).
+    """
+
+    def main(grid: Grid, context: Context) -> None:
+        _speak()
+        said = context.run_config
+        settings = _config(Path(config), said)
+        federation = _federation(settings)
+        watched = record_updates(grid, str(said["record"])) if said.get("record") else grid
+        if not said.get("folder"):
+            raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
+        with open_run(Path(str(said["folder"])), settings.to_toml(), resume=True) as folder:
+            engine = partial(_played, watched, folder.path / "flower", float(said.get("join-seconds", 120)))
+            summary = train(
+                federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_tell
+            )
+        LOG.info("done: accuracy %s, model %s", summary["final"]["accuracy"], summary["model_digest"])
+
+    return make_server_app(main)
+
+
+def client_app(config: Path | str) -> ClientApp:
+    """The ClientApp of a scenario.
+
+    Its node config: `partition-id` or `client`, which client it is; `state-dir`, where its private state is kept;
+    `data-root`; `reproducible`, to draw from the config's seed (for tests: whoever has the config knows all noise).
+    """
+    return make_client_app(partial(_home, str(config)))
+
+
+def _played(
+    grid: Grid,
+    folder: Path,
+    join_seconds: float,
+    federation: Federation,
+    state: FederationState | None = None,
+    *,
+    workers: int | None = None,
+    **watchers: Any,
+) -> FederationState:
+    """`engines.flower.server.play` as an engine; where clients work is not for the server to say."""
+    name = run_name(folder, resumed=state is not None)
+    return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
+
+
+def _home(config: str, message: Message, context: Context) -> Home:
+    node = context.node_config
+    folder = node.get("state-dir")
+    return Home(
+        _held(config, str(node.get("data-root", ""))),
+        Path(str(folder)) if folder else None,
+        reproducible=node.get("reproducible") is True,
+    )
+
+
+@lru_cache(maxsize=1)
+def _held(config: str, root: str) -> Federation:
+    return _federation(_config(Path(config), {"data-root": root}))
+
+
+def _config(path: Path, said: Mapping[str, object]) -> Config:
+    config = load_config(path)
+    root = said.get("data-root")
+    return replace(config, data_root=Path(str(root))) if root else config
+
+
+def _federation(config: Config) -> Federation:
+    return build_federation(config, *load_data(config))
+
+
+def _speak() -> None:
+    """Let the server's log be read: Flower shows what a ServerApp writes."""
+    if not LOG.handlers:
+        LOG.addHandler(logging.StreamHandler())
+        LOG.setLevel(logging.INFO)
+        LOG.propagate = False
+
+
+def _tell(row: Row) -> None:
+    failed = "".join(f"; {client} left out: {reason}" for client, reason in row["failures"].items())
+    LOG.info("round %s: accuracy %s, %s updates%s", row["round"], row["accuracy"], row["clients"], failed)

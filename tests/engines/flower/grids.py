@@ -1,0 +1,75 @@
+"""A grid without a network: nodes answer at once, in this process, and may be made to misbehave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+from uuid import uuid4
+
+import leaktight.engines.flower  # noqa: F401  # switches Flower's telemetry off before Flower is imported
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfig  # isort: skip
+from flwr.clientapp import ClientApp  # isort: skip
+from flwr.serverapp import Grid  # isort: skip
+from flwr.supercore.task_identity import TaskIdentity  # isort: skip
+
+Change = Callable[[Message, Message], Message | None]
+"""What becomes of a reply (second) to a message (first); None: it never arrives."""
+
+
+class LocalGrid(Grid):
+    """Runs a ClientApp for every node in turn; replies come in a random order."""
+
+    def __init__(
+        self, app: ClientApp, nodes: dict[int, UserConfig], change: Change = lambda sent, reply: reply
+    ) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self.change = app, change
+        self.contexts = {node: Context(1, node, dict(said), RecordDict(), {}) for node, said in nodes.items()}
+        self.sent: list[Message] = []
+        self.waiting: dict[str, Message] = {}
+        self.order = random.Random(0)
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            ids.append(message.metadata.message_id)
+            self.sent.append(message)
+            reply = self.change(message, self._answer(message))
+            if reply is not None:
+                self.waiting[message.metadata.message_id] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.waiting.pop(each) for each in message_ids if each in self.waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies = list(self.pull_messages(self.push_messages(messages)))
+        self.order.shuffle(replies)
+        return replies
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self.app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:  # as Flower does it
+            return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+def nodes(count: int, **settings: Any) -> dict[int, UserConfig]:
+    """Nodes whose numbers say nothing about their places."""
+    return {1000 - 7 * place: {"partition-id": place, **settings} for place in range(count)}
