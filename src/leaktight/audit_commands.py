@@ -116,9 +116,11 @@ def _announce(experiment: Experiment, facts: dict[str, Any], console: Console) -
     """What is about to be done, before it is done."""
     for name, fact in facts.items():
         console.print(f"{name}: {fact}", highlight=False, markup=False, soft_wrap=True)
-    attacks = dict.fromkeys(f"{each.name} ({each.role})" for each in experiment.attacks)
+    attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
+    knowing = [f"{each.name} who knows {each.against}" for each in experiment.attacks if each.adaptive]
     console.print(
-        f"{len(experiment.trials)} attacks: {', '.join(attacks)} on {', '.join(e.name for e in experiment.defenses)}",
+        f"{len(experiment.trials)} attacks: {', '.join(attacks)} on {', '.join(e.name for e in experiment.defenses)}"
+        f"{''.join(f'; {name}' for name in knowing)}",
         highlight=False,
         markup=False,
         soft_wrap=True,
