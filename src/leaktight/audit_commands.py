@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,23 +62,17 @@ def run_command(name: str, options: Options) -> None:
     path = run_path(name, config, options.out, options.resume)
     with open_run(path, config.to_toml(), resume=options.resume) as folder:
         command = command_line(folder)
-        try:
-            with AuditDisplay(_rounds(experiment, weigh), errors) as display:
-                summary = run_audit(
-                    experiment,
-                    folder,
-                    runner=runner,
-                    scenario=facts,
-                    command=command,
-                    weigh=weigh,
-                    workers=processes,
-                    watcher=display,
-                )
-        except KeyboardInterrupt:
-            errors.print(
-                f"stopped; go on with: {resume_command(command, path)}", highlight=False, markup=False, soft_wrap=True
+        with resumable(command, path, errors), AuditDisplay(_rounds(experiment, weigh), errors) as display:
+            summary = run_audit(
+                experiment,
+                folder,
+                runner=runner,
+                scenario=facts,
+                command=command,
+                weigh=weigh,
+                workers=processes,
+                watcher=display,
             )
-            raise
         report = write_run_report(folder)
     _print(summary, folder, report, as_json=options.as_json)
     check_something_ran(summary)
@@ -133,6 +128,18 @@ def command_line(folder: RunFolder) -> str:
     if not file.exists():
         write_atomically(file, shlex.join(["leaktight", *sys.argv[1:]]) + "\n")
     return file.read_text().strip()
+
+
+@contextmanager
+def resumable(command: str, path: Path, errors: Console) -> Iterator[None]:
+    """Whoever interrupts the work is told how to go on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(
+            f"stopped; go on with: {resume_command(command, path)}", highlight=False, markup=False, soft_wrap=True
+        )
+        raise
 
 
 def resume_command(command: str, path: Path) -> str:

@@ -8,18 +8,11 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
 from rich.table import Table
 
 from leaktight.audit.run import Watcher
+from leaktight.display import progress_bars
 
 VERDICTS: Mapping[str, tuple[str, str]] = {
     "leaks": ("leaks", "bold red"),
@@ -38,17 +31,7 @@ class AuditDisplay(Watcher):
 
     def __init__(self, rounds: int, console: Console) -> None:
         self.training, self.console = rounds, console
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self.progress = progress_bars(console, transient=True, disable=not console.is_terminal)
         self.done = self.total = 0
         self.trials = self.progress.add_task("trials", total=None, visible=False)
         self.rounds: dict[str, TaskID] = {}

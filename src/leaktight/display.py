@@ -64,6 +64,21 @@ def defense_line(figures: dict[str, Any]) -> str:
     return f"{cost}; {said}" if said else cost
 
 
+def progress_bars(console: Console, *, transient: bool = False, disable: bool = False) -> Progress:
+    """Bars with how many are done, the time gone and the time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+        disable=disable,
+    )
+
+
 class TrainingDisplay:
     """A live view of the rounds. `client_done` and `round_done` are called by the engine."""
 
@@ -71,15 +86,7 @@ class TrainingDisplay:
         self.console = console
         self.rows: list[dict[str, Any]] = []
         self.clients_per_round = clients_per_round
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self.progress = progress_bars(console)
         self.all_rounds = self.progress.add_task("rounds", total=rounds)
         self.this_round = self.progress.add_task("clients", total=clients_per_round)
         self.live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from leaktight.audit.inspection_run import run_inspection
 from leaktight.audit.run import check_something_ran
-from leaktight.audit_commands import command_line, parse_workers, resume_command, write_run_report
+from leaktight.audit_commands import command_line, parse_workers, resumable, write_run_report
 from leaktight.audit_display import VERDICTS, AuditDisplay
 from leaktight.commands import RUNS, print_json
 from leaktight.core.errors import UsageError
@@ -56,21 +56,15 @@ def run_inspect(request: Request, output: Output) -> None:
     path = _path(prepared.record, output)
     with open_run(path, prepared.record, resume=output.resume) as folder:
         command = command_line(folder)
-        try:
-            with AuditDisplay(0, errors) as display:
-                summary = run_inspection(
-                    prepared.inspection,
-                    folder,
-                    runner=runner,
-                    scenario=prepared.facts,
-                    command=command,
-                    watcher=display,
-                )
-        except KeyboardInterrupt:
-            errors.print(
-                f"stopped; go on with: {resume_command(command, path)}", highlight=False, markup=False, soft_wrap=True
+        with resumable(command, path, errors), AuditDisplay(0, errors) as display:
+            summary = run_inspection(
+                prepared.inspection,
+                folder,
+                runner=runner,
+                scenario=prepared.facts,
+                command=command,
+                watcher=display,
             )
-            raise
         report = write_run_report(folder)
     _print(summary, folder, report, as_json=output.as_json)
     check_something_ran(summary)

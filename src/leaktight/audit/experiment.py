@@ -158,9 +158,9 @@ class Site:
 
     def _changed(self, spec: TrialSpec, federation: Federation, trace: RoundTrace, victim: str) -> bool:
         """Whether the defense made a difference to what the client sent."""
-        plain = self.experiment.attacked_federation(Defense(), spec.trial)
         if trace.clients[victim].update.sealed is not None:
             return True  # what was sent is not open to comparison
+        plain = self.experiment.attacked_federation(Defense(), spec.trial)
         sent = trace.clients[victim].update.tensors
         if _names(federation.trainer.model) != _names(plain.trainer.model):
             return True  # the defense changed the network itself
