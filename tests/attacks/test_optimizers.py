@@ -102,7 +102,7 @@ def test_the_box_holds_and_binds() -> None:
         torch.full_like(far, 0.5),
         5,
         lambda *_: False,
-        box=True,
+        boxed=len(far),
     )
     assert found.point.tolist() == pytest.approx([1.0, 0.0, 0.3], abs=1e-6)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leaktight.attacks.initial import Shape, Start
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.matched import Matched, View
 from leaktight.attacks.matching import Matching
@@ -70,7 +69,7 @@ def in_stages(
         again = replace(
             attack,
             matched=InTheLightOf(inner=attack.matched, judging=judging, guess=before),
-            start=_From(images=before.inputs),
+            sought=attack.sought.again(before.inputs),
             labels=_Found(labels=before.targets),
             iterations=max(1, attack.iterations // 2),
             restarts=1,
@@ -80,16 +79,6 @@ def in_stages(
         if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
             break
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _From(Start):
-    """Begin at these images."""
-
-    images: Tensor
-
-    def draw(self, shape: Shape, generator: torch.Generator) -> Tensor:
-        return self.images.reshape(shape)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -31,22 +32,18 @@ _SLOPES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
-    """Adam, on the gradient or on its sign.
+class FirstOrder(ABC):
+    """An optimiser of first order: how fast it goes in each iteration, and what a step is.
 
-    slope: "plain", "sign" (Inverting Gradients), or "soft_sign", tanh(s g) / s with s falling from 1 to 0 (Fishing).
     decay: the learning rate is "constant", falls by "steps" of 0.1 at 3/8, 5/8 and 7/8 of the iterations, or as a
     "cosine".
     warm_up: iterations in which it rises to its value. langevin: noise of langevin x learning rate in every step.
     """
 
     learning_rate: float = 0.1
-    slope: Slope = "plain"
     decay: Decay = "constant"
     warm_up: int = 0
     langevin: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
@@ -54,17 +51,44 @@ class Adam:
         if self.warm_up < 0 or self.langevin < 0:
             raise ValueError(f"expected warm_up >= 0 and langevin >= 0, got {self.warm_up} and {self.langevin}")
 
-    def rates(self, iteration: int, iterations: int) -> tuple[float, float, float, float]:
-        """The numbers that change from step to step: learning rate, both bias corrections, share of the way left."""
-        share = iteration / iterations
-        rate = self.learning_rate * _DECAYS[self.decay](share)
-        if iteration < self.warm_up:
-            rate *= (iteration + 1) / self.warm_up
-        beta1, beta2 = self.betas
-        return rate, 1 - beta1 ** (iteration + 1), 1 - beta2 ** (iteration + 1), max(1 - share, 1e-3)
+    def rate(self, iteration: int, iterations: int) -> float:
+        """The learning rate of one iteration."""
+        rate = self.learning_rate * _DECAYS[self.decay](iteration / iterations)
+        return rate * (iteration + 1) / self.warm_up if iteration < self.warm_up else rate
 
+    @abstractmethod
+    def rates(self, iteration: int, iterations: int) -> tuple[float, ...]:
+        """The numbers that change from step to step; the learning rate is the first."""
+
+    @abstractmethod
     def memory(self, variables: Variables) -> dict[str, Tensor]:
         """What is remembered before the first step."""
+
+    @abstractmethod
+    def step(
+        self, variables: Variables, gradient: Variables, memory: Variables, rates: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The next variables and memory. rates: those of this step, from `rates`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(FirstOrder):
+    """Adam, on the gradient or on its sign.
+
+    slope: "plain", "sign" (Inverting Gradients), or "soft_sign", tanh(s g) / s with s falling from 1 to 0 (Fishing).
+    """
+
+    slope: Slope = "plain"
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+
+    def rates(self, iteration: int, iterations: int) -> tuple[float, ...]:
+        """Learning rate, both bias corrections, share of the way left."""
+        beta1, beta2 = self.betas
+        corrections = 1 - beta1 ** (iteration + 1), 1 - beta2 ** (iteration + 1)
+        return self.rate(iteration, iterations), *corrections, max(1 - iteration / iterations, 1e-3)
+
+    def memory(self, variables: Variables) -> dict[str, Tensor]:
         return {
             f"{name}.{moment}": torch.zeros_like(v) for name, v in variables.items() for moment in ("first", "second")
         }
@@ -72,7 +96,6 @@ class Adam:
     def step(
         self, variables: Variables, gradient: Variables, memory: Variables, rates: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The next variables and memory. rates: (4,), from `rates`."""
         rate, correction1, correction2, left = rates.unbind()
         beta1, beta2 = self.betas
         following: dict[str, Tensor] = {}

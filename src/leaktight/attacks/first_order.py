@@ -11,7 +11,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.backends import make_runnable
-from leaktight.attacks.descent import Adam
+from leaktight.attacks.descent import FirstOrder
 from leaktight.attacks.lanes import Lanes, Tree
 from leaktight.attacks.search import Candidate, Found, Plateau, Search, channels_last
 
@@ -21,7 +21,7 @@ _CONSENSUS_FROM, _CONSENSUS_EVERY = 500, 100
 def descend(search: Search, together: bool) -> list[Found]:
     """What was found, by victim. together: all lanes are one traced function under vmap, or else take turns."""
     attack = search.attack
-    optimizer = _adam(search)
+    optimizer = _optimizer(search)
     lanes = Lanes(len(search.rngs), len(search.rngs[0]), together)
     noise = _Noise(search, lanes)
     blocks = lanes.own([[_first_state(search, search.start(rng)) for rng in row] for row in search.rngs])
@@ -58,15 +58,15 @@ def descend(search: Search, together: bool) -> list[Found]:
     return [Found(candidates, runnable.backend, runnable.onednn) for candidates in ends.candidates()]
 
 
-def _adam(search: Search) -> Adam:
-    assert isinstance(search.attack.optimizer, Adam)
+def _optimizer(search: Search) -> FirstOrder:
+    assert isinstance(search.attack.optimizer, FirstOrder)
     return search.attack.optimizer
 
 
 def _first_state(search: Search, variables: Tree) -> Tree:
     return {
         "variables": variables,
-        "memory": _adam(search).memory(variables),
+        "memory": _optimizer(search).memory(variables),
         "best": {name: tensor.clone() for name, tensor in variables.items()},
         "loss": torch.full((), math.inf, dtype=search.precision),
     }
@@ -74,17 +74,14 @@ def _first_state(search: Search, variables: Tree) -> Tree:
 
 def _step(search: Search, state: Tree, noise: Tree, group: Tree, rates: Tensor, fixed: Tree) -> Tree:
     """One iteration of one lane: a pure function of tensors."""
-    attack, optimizer = search.attack, _adam(search)
+    attack, optimizer = search.attack, _optimizer(search)
     variables, best = state["variables"], state["best"]
     gradient, loss = grad_and_value(search.loss)(variables, group, fixed)
     better = loss < state["loss"]
     following, memory = optimizer.step(variables, gradient, state["memory"], rates)
-    if noise:
-        following["images"] = following["images"] + optimizer.langevin * rates[0] * noise["images"]
-    if attack.box:
-        following["images"] = following["images"].clamp(0, 1)
+    following |= {name: following[name] + optimizer.langevin * rates[0] * drawn for name, drawn in noise.items()}
     return {
-        "variables": following,
+        "variables": search.form.confined(following),
         "memory": memory,
         "best": {name: torch.where(better, variables[name], best[name]) for name in variables},
         "loss": torch.where(better, loss, state["loss"]) if attack.keep == "best" else loss,
@@ -96,9 +93,12 @@ def _groups(search: Search, lanes: Lanes, blocks: Sequence[Tree], pull: float) -
     if not search.attack.consensus:
         return [{} for _ in blocks]
     means = [
-        torch.stack([lanes.lane(blocks, victim, restart)["best"]["images"] for restart in range(lanes.restarts)]).mean(
-            0
-        )
+        torch.stack(
+            [
+                search.candidate(victim, lanes.lane(blocks, victim, restart)["best"], 0.0, 0).images
+                for restart in range(lanes.restarts)
+            ]
+        ).mean(0)
         for victim in range(lanes.victims)
     ]
     return lanes.of_victims([{"consensus": mean, "pull": mean.new_tensor(pull)} for mean in means])
@@ -108,8 +108,9 @@ class _Noise:
     """Langevin noise, from a stream of each lane's own; nothing where the optimiser adds none."""
 
     def __init__(self, search: Search, lanes: Lanes) -> None:
-        self.lanes, self.active = lanes, bool(_adam(search).langevin)
-        self.shape, self.dtype = (search.problem.num_examples, *search.problem.shape), search.precision
+        self.lanes, self.active = lanes, bool(_optimizer(search).langevin)
+        first = search.form.draw(search.rngs[0][0]) if self.active else {}
+        self.shapes, self.dtype = {name: tensor.shape for name, tensor in first.items()}, search.precision
         self.generators = [[rng.child("langevin").torch() for rng in row] for row in search.rngs]
 
     def draw(self) -> list[Tree]:
@@ -118,7 +119,10 @@ class _Noise:
             return [{} for _ in range(self.lanes.blocks)]
         return self.lanes.own(
             [
-                [{"images": torch.randn(self.shape, generator=each, dtype=self.dtype)} for each in row]
+                [
+                    {name: torch.randn(shape, generator=each, dtype=self.dtype) for name, shape in self.shapes.items()}
+                    for each in row
+                ]
                 for row in self.generators
             ]
         )
@@ -131,7 +135,7 @@ class _Ends:
     """
 
     def __init__(self, search: Search, lanes: Lanes) -> None:
-        self.attack, self.progress, self.lanes = search.attack, search.progress, lanes
+        self.search, self.attack, self.lanes = search, search.attack, lanes
         self.watches = {place: Plateau(search.attack) for place in lanes.places}
         self.ended: dict[tuple[int, int], Candidate] = {}
         self.running = list(range(lanes.blocks))
@@ -142,17 +146,18 @@ class _Ends:
         for victim in range(self.lanes.victims):
             row = [(victim, restart) for restart in range(self.lanes.restarts)]
             running = [place for place in row if place not in self.ended]
-            now = {place: self._candidate(iteration, self.lanes.lane(blocks, *place)) for place in running}
+            now = {place: self._candidate(victim, iteration, self.lanes.lane(blocks, *place)) for place in running}
             best = min((self.ended.get(place) or now[place] for place in row), key=Candidate.rank)
-            if running and due and self.progress is not None:
-                self.progress(victim, iteration, best.loss, best.variables["images"])
+            if running and due and self.search.progress is not None:
+                self.search.progress(victim, iteration, best.loss, best.images)
             for place, candidate in now.items():
                 if (due and self.watches[place](iteration, candidate.loss)) or last:
                     self.ended[place] = candidate
         self.running = sorted({self.lanes.block(*place) for place in self.lanes.places if place not in self.ended})
 
-    def _candidate(self, iteration: int, state: Tree) -> Candidate:
-        return Candidate(state["best" if self.attack.keep == "best" else "variables"], float(state["loss"]), iteration)
+    def _candidate(self, victim: int, iteration: int, state: Tree) -> Candidate:
+        kept = state["best" if self.attack.keep == "best" else "variables"]
+        return self.search.candidate(victim, kept, float(state["loss"]), iteration)
 
     def candidates(self) -> list[list[Candidate]]:
         """By victim and restart."""

@@ -59,16 +59,11 @@ class Lbfgs:
         start: Tensor,
         iterations: int,
         watch: Watch,
-        box: bool = False,
-        free: int = 0,
+        boxed: int = 0,
     ) -> Found:
-        """Minimise from `start`, a flat vector.
-
-        box: keep every entry in [0, 1] (needs the line search), but for so many `free` ones at the end.
-        """
+        """Minimise from `start`, a flat vector. boxed: how many entries, the first, a line search keeps in [0, 1]."""
         budget = iterations * self.steps_per_iteration
         if self.line_search == "wolfe":
-            boxed = len(start) - free if box else 0
             return self._wolfe(function, start, budget, watch, boxed)
         return self._plain(function, start, budget, watch)
 

@@ -1,6 +1,6 @@
 """THE matching loop: search for examples whose update is the one that was seen.
 
-An attack is a composition: what is matched, an objective, priors, a label strategy, where to start, an optimiser,
+An attack is a composition: what is sought, what is matched, an objective, priors, a label strategy, an optimiser,
 restarts. Every published attack is a preset of these (`attacks/presets.py`). The answer is chosen by the attack's own
 loss. A whole iteration is one pure function of tensors (`attacks/search.py`), traced once; restarts and victims run
 side by side (`attacks/spread.py`).
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.backends import Backend
-from leaktight.attacks.descent import Adam
-from leaktight.attacks.initial import Noise, Start
+from leaktight.attacks.descent import Adam, FirstOrder
 from leaktight.attacks.labels import Idlg, Joint
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.lbfgs import Lbfgs
 from leaktight.attacks.matched import Matched, Simulation, View
 from leaktight.attacks.objectives import Cosine, Objective
 from leaktight.attacks.search import PRECISIONS, Found, Prior, Problem, VictimProgress
+from leaktight.attacks.sought import Pixels, Sought
 from leaktight.attacks.spread import Parallel, search_all
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Progress
@@ -38,7 +38,8 @@ class Matching:
 
     objective: the distance between updates (None: priors alone, a negative control that ignores the update).
     priors: pairs of weight and prior. labels: how labels are inferred, or `Joint` to search for them too.
-    restarts: independent starts; the one with the lowest loss is the answer. box: keep pixels in [0, 1].
+    sought: what the search moves in place of the examples: pixels, or what makes them.
+    restarts: independent starts; the one with the lowest loss is the answer.
     consensus: the weight that draws restarts to their common mean (GradInversion).
     keep: answer with the "best" iterate by the attack's own loss, or the "last".
     patience: stop when the loss has not fallen by 1 % in so many iterations (None: never).
@@ -53,11 +54,10 @@ class Matching:
     matched: Matched = Simulation()
     priors: tuple[tuple[float, Prior], ...] = ()
     labels: LabelStrategy | Joint = Idlg()
-    start: Start = Noise()
-    optimizer: Adam | Lbfgs = Adam(slope="sign", decay="steps")
+    sought: Sought = Pixels()
+    optimizer: FirstOrder | Lbfgs = Adam(slope="sign", decay="steps")
     iterations: int = 4800
     restarts: int = 1
-    box: bool = True
     consensus: float = 0.0
     keep: Literal["best", "last"] = "best"
     backend: Backend = "fx"
@@ -80,7 +80,7 @@ class Matching:
     @property
     def separable(self) -> bool:
         """Whether restarts do not need one another, and may run in different processes."""
-        return not self.consensus and (self.stop_below is None or isinstance(self.optimizer, Adam))
+        return not self.consensus and (self.stop_below is None or isinstance(self.optimizer, FirstOrder))
 
     @property
     def requires(self) -> frozenset[Knowledge]:
@@ -136,17 +136,16 @@ class Matching:
 
     def _answer(self, problem: Problem, found: Found) -> Reconstruction:
         best = found.best
-        images = best.variables["images"].detach().to(torch.float32)
-        labels = problem.labels if problem.labels is not None else best.variables["labels"].argmax(1)
+        images = best.images.detach().to(torch.float32)
         counts = [candidate.iterations for candidate in found.candidates]
         notes = {
             "losses": [candidate.loss for candidate in found.candidates],
             "assumed": sorted({note for _, view, _ in problem.views for note in view.notes}),
-            **({"iterations": max(counts)} if isinstance(self.optimizer, Adam) else {"evaluations": sum(counts)}),
+            **({"iterations": max(counts)} if isinstance(self.optimizer, FirstOrder) else {"evaluations": sum(counts)}),
             "backend": found.backend,
             "onednn": found.onednn,
         }
-        return Reconstruction(Batch(images, labels), best.loss, notes)
+        return Reconstruction(Batch(images, best.labels), best.loss, notes)
 
 
 def _without_victim(progress: Progress) -> VictimProgress:

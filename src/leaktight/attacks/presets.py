@@ -21,6 +21,7 @@ from leaktight.attacks.matched import Matched, OneBatch, Simulation
 from leaktight.attacks.matching import Matching
 from leaktight.attacks.objectives import Cosine, SquaredError, Sum
 from leaktight.attacks.priors import BatchNormStatistics, L2Norm, TotalVariation
+from leaktight.attacks.sought import Pixels
 from leaktight.attacks.spread import Parallel
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
@@ -102,9 +103,8 @@ class Dlg(Preset):
             self.shared(),
             objective=SquaredError(),
             labels=self.labels or self.own_labels(),
-            start=self.first_images(),
+            sought=Pixels(start=self.first_images(), box=self.box),
             optimizer=Lbfgs(line_search=self.line_search),
-            box=self.box,
             stop_below=1e-6,
         )
 
@@ -156,9 +156,8 @@ class CsDlg(Preset):
             self.shared(),
             objective=Cosine(),
             labels=self.labels or Given(),
-            start=Noise(distribution="uniform"),
+            sought=Pixels(start=Noise(distribution="uniform")),
             optimizer=Lbfgs(line_search="wolfe"),
-            box=True,
         )
 
 

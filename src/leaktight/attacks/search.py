@@ -46,9 +46,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one restart found. iterations: how many it took, or evaluations of the loss for L-BFGS."""
+    """What one restart found.
+
+    variables: what was searched for. images, labels: the examples that it stands for.
+    iterations: how many it took, or evaluations of the loss for L-BFGS.
+    """
 
     variables: Tree
+    images: Tensor
+    labels: Tensor
     loss: float
     iterations: int
 
@@ -88,11 +94,19 @@ class Search:
         self.attack, self.problem, self.progress = attack, problems[0], progress
         self.precision = PRECISIONS[attack.precision]
         self.rngs = [[rng.child("restart", number) for number in restarts] for rng in rngs]
-        self.fixed = [self._constants(problem) for problem in problems]
+        self.forms = [
+            attack.sought.form(problem, rng.child("sought"), self.precision)
+            for problem, rng in zip(problems, rngs, strict=True)
+        ]
+        self.form = self.forms[0]
+        self.fixed = [
+            self._constants(problem, form.constants) for problem, form in zip(problems, self.forms, strict=True)
+        ]
 
-    def _constants(self, problem: Problem) -> Tree:
+    def _constants(self, problem: Problem, constants: Tree) -> Tree:
         objective = self.attack.objective
         fixed: Tree = {
+            "sought": constants,
             "views": [
                 {
                     "params": dict(view.params),
@@ -109,22 +123,31 @@ class Search:
 
     def start(self, rng: Rng) -> Tree:
         """Where a restart begins."""
-        attack, problem, precision = self.attack, self.problem, self.precision
-        shape = (problem.num_examples, *problem.shape)
-        variables: Tree = {"images": attack.start.draw(shape, rng.child("images").torch()).to(precision)}
-        if isinstance(attack.labels, Joint):
-            draw = attack.labels.draw(problem.num_examples, problem.num_classes, rng.child("labels").torch())
-            variables["labels"] = draw.to(precision)
-        for place, (_, view, _) in enumerate(problem.views):
+        variables = dict(self.form.draw(rng))
+        if isinstance(self.attack.labels, Joint):
+            variables |= self.form.draw_labels(self.attack.labels, rng.child("labels"))
+        for place, (_, view, _) in enumerate(self.problem.views):
             for name, unknown in view.unknowns.items():
-                variables[_unknown(place, name)] = unknown.draw(rng.child("unknown", place, name)).to(precision)
+                variables[_unknown(place, name)] = unknown.draw(rng.child("unknown", place, name)).to(self.precision)
         return variables
+
+    def candidate(self, victim: int, variables: Tree, loss: float, iterations: int) -> Candidate:
+        """What a restart has found, as examples."""
+        form, fixed = self.forms[victim], self.fixed[victim]
+        with torch.no_grad():
+            images = form.images(variables, fixed["sought"])
+            labels = fixed["labels"] if "labels" in fixed else form.label_logits(variables, fixed["sought"]).argmax(1)
+        return Candidate(variables, images, labels, loss, iterations)
 
     def loss(self, variables: Tree, group: Tree, fixed: Tree) -> Tensor:
         """The loss of one guess. group: what draws restarts together, or empty. fixed: the victim's constants."""
-        images = variables["images"]
-        labels = fixed["labels"] if "labels" in fixed else variables["labels"].softmax(1)
+        form, constants = self.form, fixed["sought"]
+        images = form.images(variables, constants)
+        labels = fixed["labels"] if "labels" in fixed else form.label_logits(variables, constants).softmax(1)
         terms = [weight * self._penalty(prior, images, fixed) for weight, prior in self.attack.priors]
+        own = form.penalty(variables, constants)
+        if own is not None:
+            terms.append(own)
         if self.attack.objective is not None:
             for number, (weight, view, places) in enumerate(self.problem.views):
                 tensors = fixed["views"][number]

@@ -53,10 +53,8 @@ def _restarts(
     candidates: list[Candidate] = []
     for start in starts:
         watch = _watch(search, victim, unflatten)
-        box = attack.box and optimizer.line_search == "wolfe"
-        free = sum(tensor.numel() for name, tensor in start.items() if name not in ("images", "labels"))
-        result = optimizer.search(evaluate, _vector(start), attack.iterations, watch, box=box, free=free)
-        candidates.append(Candidate(unflatten(result.point), result.loss, result.evaluations))
+        result = optimizer.search(evaluate, _vector(start), attack.iterations, watch, boxed=search.form.boxed)
+        candidates.append(search.candidate(victim, unflatten(result.point), result.loss, result.evaluations))
         if attack.stop_below is not None and result.loss < attack.stop_below:
             break
     return candidates
@@ -69,7 +67,7 @@ def _watch(search: Search, victim: int, unflatten: Callable[[Tensor], Tree]) -> 
         if evaluations % search.attack.progress_every:
             return False
         if search.progress is not None:
-            search.progress(victim, evaluations, loss, unflatten(point)["images"])
+            search.progress(victim, evaluations, loss, search.candidate(victim, unflatten(point), loss, 0).images)
         return plateau(evaluations, loss)
 
     return watch

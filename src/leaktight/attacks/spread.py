@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from leaktight.attacks.alike import groups
-from leaktight.attacks.descent import Adam
+from leaktight.attacks.descent import FirstOrder
 from leaktight.attacks.first_order import descend
 from leaktight.attacks.lbfgs import Lbfgs
 from leaktight.attacks.search import Found, Problem, Search, VictimProgress
@@ -62,7 +62,7 @@ def search(job: Job, tell: Tell) -> list[Found]:
 
     run = Search(job.attack, job.problems, job.rngs, job.restarts, progress if job.watched else None)
     with global_seed(job.rngs[0].child("network")):
-        return descend(run, job.together) if isinstance(job.attack.optimizer, Adam) else bend(run)
+        return descend(run, job.together) if isinstance(job.attack.optimizer, FirstOrder) else bend(run)
 
 
 def search_all(
@@ -100,7 +100,7 @@ def choose(attack: Matching, problem: Problem, victims: int, workers: int) -> tu
     if attack.parallel == "vmap":
         return "vmap", number
     parameters = max(sum(tensor.numel() for tensor in view.params.values()) for _, view, _ in problem.views)
-    abreast = isinstance(attack.optimizer, Adam) and parameters <= _FEW_PARAMETERS and flops <= _FEW_FLOPS
+    abreast = isinstance(attack.optimizer, FirstOrder) and parameters <= _FEW_PARAMETERS and flops <= _FEW_FLOPS
     apart = number > 1 and (victims > 1 or attack.separable)
     if apart and not (abreast and flops <= _QUICK):
         return "processes", number
