@@ -1,6 +1,7 @@
 """Leaktight in a Flower federation: mods for an app of your own, and the apps that `leaktight flower export` writes.
 
 - `defense_mod(defense)`: a defense in your ClientApp.
+- `guard_mod(guard, network)`: the guard in your ClientApp, which looks at the model before you train on it.
 - `record_updates(grid, folder)`: what your ServerApp sees, in files for `leaktight inspect`.
 - `server_app(config)`, `client_app(config)`: a whole scenario of Leaktight as Flower apps.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from leaktight.config import Config, kind_of, load_config
 from leaktight.core.errors import UsageError
+from leaktight.engines.flower.guarding import guard_mod
 from leaktight.engines.flower.mods import defense_mod
 from leaktight.engines.flower.node import Home
 from leaktight.engines.flower.node import client_app as make_client_app
@@ -31,7 +33,7 @@ if TYPE_CHECKING:  # Flower itself is first imported by the engine, which switch
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-__all__ = ["client_app", "defense_mod", "record_updates", "server_app"]
+__all__ = ["client_app", "defense_mod", "guard_mod", "record_updates", "server_app"]
 
 LOG = logging.getLogger("leaktight.flower")
 

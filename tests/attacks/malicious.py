@@ -80,7 +80,7 @@ def scene(
         model,
         local=LocalTraining(batch_size=batch, learning_rate=0.1),
         aggregator=FedSgd() if steps == "gradient" else FedAvg(),
-        plan=FederationPlan(rounds=20),
+        plan=FederationPlan(rounds=1000),
         defense=defense,
         mode=mode,
         guard=guard,

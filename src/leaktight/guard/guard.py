@@ -73,7 +73,9 @@ class BroadcastGuard:
             if not getattr(self, name) > 0:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
 
-    def admit(self, broadcast: Broadcast, model: nn.Module, inputs: Tensor, state: State, *, report: Report) -> State:
+    def admit(
+        self, broadcast: Broadcast, model: nn.Module, inputs: Tensor | None, state: State, *, report: Report
+    ) -> State:
         judged = self.judge(broadcast, model, inputs, state)
         report("guard_suspicious", float(judged.suspicious))
         if judged.suspicious and self.action == "refuse":

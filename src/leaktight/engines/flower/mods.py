@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, RoundPlan
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import first_non_finite, pack, unpack
+from leaktight.core.tensors import first_non_finite
 from leaktight.core.types import State, Update
 from leaktight.defenses.stack import Stack
 from leaktight.engines.flower.arrays import is_statistic, only_arrays, record_of, tensors_of, unnamed
-from leaktight.engines.flower.memory import write_private
+from leaktight.engines.flower.shelf import LOG, Shelf, refusal
 from leaktight.engines.flower.steps import Hidden, Watch, watched
 from leaktight.fl.client import Meter
 
-LOG = logging.getLogger("leaktight.flower")
 Sends: TypeAlias = Literal["model", "delta", "gradient"]
 
 COUNT = "num-examples"
 """The metric by which Flower's strategies weigh a client."""
 
-_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 _NEEDS_MORE = "use `leaktight train --engine flower`, or leaktight.defenses.wrap with a server that does its part"
 
 
@@ -60,11 +57,11 @@ def defense_mod(
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         try:
-            shelf = _Shelf(name, context, state_dir)
+            shelf = Shelf(name, context, state_dir)
             return _Defended(defense, sends, shelf, rng or Rng.fresh()).call(message, context, call_next)
         except Exception:
             LOG.exception("nothing was sent")
-            return Message(Error(_RAISED, "the client could not answer; its own log says why"), reply_to=message)
+            return refusal(message)
 
     return mod
 
@@ -101,42 +98,13 @@ def _acts_on_steps(defense: Defense) -> bool:
     )
 
 
-class _Shelf:
-    """Where a node keeps the private state of its defense."""
-
-    def __init__(self, name: str, context: Context, state_dir: Path | str | None) -> None:
-        folder = state_dir or context.node_config.get("state-dir")
-        self.owner = str(context.node_config.get("partition-id", "node"))
-        self.key, self.context = f"leaktight.{name}", context.state
-        self.path = Path(str(folder)) / f"{name}-{self.owner}.state" if folder else None
-
-    def read(self) -> dict[str, Any] | None:
-        data: object = None
-        if self.path is not None and self.path.exists():
-            data = self.path.read_bytes()
-        elif self.key in self.context.config_records:
-            data = self.context.config_records[self.key]["state"]
-        if data is None:
-            return None
-        try:
-            return unpack(data if isinstance(data, bytes) else b"")
-        except Exception as error:
-            raise CheckpointError(f"the private state at {self.path or self.key} cannot be read") from error
-
-    def write(self, state: State) -> None:
-        data = pack(state)
-        if self.path is not None:
-            write_private(self.path, data)
-        self.context[self.key] = ConfigRecord({"state": data})
-
-
 @dataclass(frozen=True)
 class _Defended:
     """One round of a user's client, with the hooks of the defense around and inside it."""
 
     defense: Defense
     sends: Sends
-    shelf: _Shelf
+    shelf: Shelf
     rng: Rng
 
     def call(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
