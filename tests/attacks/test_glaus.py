@@ -74,6 +74,13 @@ def test_the_estimate_is_near_the_gradient_and_nearer_with_more_queries(
     assert cosine(many, own) > cosine(few, own)
 
 
+def test_an_update_that_is_not_sampled_is_taken_as_it_is(asked: tuple[Batch, list[Observation]]) -> None:
+    truth, seen = asked
+    own = gradient(seen[0], truth)
+    plain = [replace(each, update=Update(own, "gradient", 1)) for each in seen[:3]]
+    torch.testing.assert_close(flat(Glaus().estimate(plain, rng=Rng(0)).update.tensors), flat(own))
+
+
 def test_the_mean_of_the_values_is_unbiased() -> None:
     """Two computations: the estimate, and numpy's mean of the same samples; both within three standard errors of g."""
     own = torch.linspace(-1, 1, 40, dtype=torch.float64)

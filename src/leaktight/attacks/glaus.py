@@ -37,7 +37,8 @@ class Glaus(Dlg):
     magnitudes: of the entries. "ranks": in the order of how often they came, those of the colluding clients, as
     published. "odds": |g| = (C p / (1 - p))^1/2, the law of the sample, p being how often it came; only the scale comes
     from the colluding clients. "values": the mean of what came, for a server that sees the values of one client
-    and not only places and signs: the sample is unbiased, so the mean is the gradient itself.
+    and not only places and signs: the sample is unbiased, so the mean is the gradient itself. Where every answer holds
+    the same entries nothing is sampled, and it is the values in any case.
     colluders: for how many clients public images stand.
 
     Reference: Yang et al., Gradient Leakage Attacks under Unbiased Gradient Sampling (GLAUS), TKDE 2023.
@@ -95,7 +96,8 @@ class Glaus(Dlg):
             if not _same(each.broadcast.params, seen[0].broadcast.params):
                 raise UsageError("expected answers to one and the same model, got several; attack them one at a time")
         samples = _Samples(seen)
-        flat = samples.total / len(seen) if self.magnitudes == "values" else self._pieced(seen[0], samples, rng)
+        shown = self.magnitudes == "values" or not samples.vary
+        flat = samples.total / len(seen) if shown else self._pieced(seen[0], samples, rng)
         update = Update(samples.shaped(flat), "gradient", seen[0].update.num_examples)
         return replace(seen[0], update=update)
 
@@ -153,6 +155,11 @@ class _Samples:
             self.counts += came != 0
             self.signs += came.sign()
             self.total += came
+
+    @property
+    def vary(self) -> bool:
+        """Whether some entry came at one time and not at another."""
+        return bool(((self.counts > 0) & (self.counts < self.number)).any())
 
     def shaped(self, flat: Tensor) -> dict[str, Tensor]:
         """A vector over all entries, as tensors by name."""
