@@ -12,6 +12,10 @@ from leaktight.adaptive.table import ADAPTATIONS, adapt
 from leaktight.attacks.agic import Agic
 from leaktight.attacks.baselines import MeanImage, NearestPublicImage
 from leaktight.attacks.fishing import Fishing
+from leaktight.attacks.ggl import Ggl
+from leaktight.attacks.gias import Gias
+from leaktight.attacks.glaus import Glaus
+from leaktight.attacks.grnn import Grnn
 from leaktight.attacks.labels import BiasCorrected, Geng, Given, Idlg, Wainakh, Yin
 from leaktight.attacks.last_layer import LabelStrategy
 from leaktight.attacks.linear_inversion import LinearInversion
@@ -32,6 +36,7 @@ from leaktight.data.gaussians import TwoGaussians
 from leaktight.data.idx import Emnist, FashionMnist, Mnist
 from leaktight.data.joined import Joined
 from leaktight.data.partition import BySource, Dirichlet, Iid, LrpShards, OneClass, Pooled, Scheme, Shards
+from leaktight.data.rendered_words import RenderedWords
 from leaktight.data.words import Icdar, Iiit5k, Svt, Synth90k, SynthText
 from leaktight.defenses.ada_lrp import AdaLrp
 from leaktight.defenses.adadefense import AdaDefense
@@ -55,11 +60,13 @@ from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
 from leaktight.metrics import METRICS
 from leaktight.models import MODELS
+from leaktight.models.gan import GENERATORS
 
 DATASETS: Mapping[str, type[DatasetSource]] = {
     "digits": Digits,
     "photos": Photos,
     "faces": Faces,
+    "rendered_words": RenderedWords,
     "mnist": Mnist,
     "fashion_mnist": FashionMnist,
     "emnist": Emnist,
@@ -115,10 +122,14 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "inverting_gradients": InvertingGradients,
     "gradinversion": GradInversion,
     "agic": Agic,
+    "grnn": Grnn,
+    "ggl": Ggl,
+    "gias": Gias,
     "linear_inversion": LinearInversion,
     "rgap": RGap,
     "robbing_the_fed": RobbingTheFed,
     "fishing": Fishing,
+    "glaus": Glaus,
     "prior_only": PriorOnly,
     "mean_image": MeanImage,
     "nearest_public_image": NearestPublicImage,
@@ -162,6 +173,7 @@ CATALOGUE: Mapping[str, Mapping[str, Any]] = {
     "datasets": DATASETS,
     "partitions": PARTITIONS,
     "models": MODELS,
+    "generators": GENERATORS,
     "schedules": SCHEDULES,
     "aggregators": AGGREGATORS,
     "ciphers": CIPHERS,

@@ -318,6 +318,63 @@ def data(
         run_fetch(name, data_root, verify_only=verify, force=force, as_json=as_json)
 
 
+generator_app = typer.Typer(no_args_is_help=True, help="Generators of images, for the attacks ggl and gias.")
+app.add_typer(generator_app, name="generator")
+
+
+@generator_app.command(name="train")
+def train_generator(
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Where the weights go; samples beside, .png.")],
+    config: ConfigArgument = None,
+    overrides: SetOption = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="KIND", help="One of `leaktight list datasets` (default: the config's).")
+    ] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Pixels a side, where the data set can be scaled.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="dcgan|wgan_gp", help="The game; the second is slower and seldom collapses."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images (default: 3000 steps).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="Images of a step (default: 32).")] = None,
+    latent: Annotated[int | None, typer.Option(min=1, help="The length of a latent (default: 64).")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Channels of the last hidden layer (default: 32).")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
+    data_root: DataRootOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files that are there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small generator on public images, so that ggl and gias can search among such images.
+
+    It sees the TEST part of the data set and nothing else: clients, and so all victims, hold the training part.
+
+    A test image that clients hold too is left out. The file notes the data settings and a digest of the images.
+
+    Give it the audit's config, or the same data settings, so that the parts are cut alike.
+
+    For more public images, in sets that their makers did not cut: --set data.test_share=0.5, here and in the audit.
+
+    Example: leaktight generator train --data digits --out digits.safetensors
+    """
+    from leaktight.generator_commands import Request, run_training
+
+    training = {"kind": kind, "epochs": epochs, "batch_size": batch_size, "latent": latent, "width": width}
+    run_training(
+        Request(
+            config=config,
+            overrides=overrides or [],
+            data=data,
+            size=size,
+            out=out,
+            training=training,
+            seed=seed,
+            root=data_root,
+            force=force,
+            as_json=as_json,
+        )
+    )
+
+
 flower_app = typer.Typer(no_args_is_help=True, help="Leaktight in a Flower federation.")
 app.add_typer(flower_app, name="flower")
 

@@ -21,6 +21,7 @@ from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
 from leaktight.fl.aggregators import Linear
 from leaktight.fl.fusion import Fusion
+from leaktight.models.gan import GENERATORS, GeneratorSource
 from leaktight.models.user import UserModel
 
 _FAMILIES: Mapping[Any, Mapping[str, Any]] = {
@@ -31,6 +32,7 @@ _FAMILIES: Mapping[Any, Mapping[str, Any]] = {
     Linear: AGGREGATORS,
     Cipher: CIPHERS,
     Fusion: FUSIONS,
+    GeneratorSource: GENERATORS,
 }
 """Where a setting that is itself a method is looked up, by the type that the settings class gives it."""
 

@@ -35,6 +35,7 @@ from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.fl.fusion import Fusion
 from leaktight.models import MODELS
+from leaktight.models.gan import GENERATORS, GeneratorSource
 from leaktight.models.source import Network
 
 FAMILIES: dict[str, tuple[type, typing.Mapping[str, Any]]] = {
@@ -46,6 +47,7 @@ FAMILIES: dict[str, tuple[type, typing.Mapping[str, Any]]] = {
     "datasets": (DatasetSource, DATASETS),
     "defenses": (Defense, DEFENSES),
     "models": (Network, MODELS),
+    "generators": (GeneratorSource, GENERATORS),
     "partitions": (Scheme, PARTITIONS),
     "schedules": (Schedule, SCHEDULES),
 }

@@ -23,7 +23,7 @@ def photos() -> Dataset:
 
 
 def photograph(name: str) -> Image.Image:
-    return embedded._photograph(name)
+    return embedded.load_photograph(name)
 
 
 def test_digits() -> None:
@@ -65,7 +65,7 @@ def test_faces() -> None:
 
 
 def windows(settings: Photos) -> list[tuple[list[Window], list[Window]]]:
-    return [settings.windows(photograph(name), label) for label, name in enumerate(embedded._PHOTOGRAPHS)]
+    return [settings.windows(photograph(name), label) for label, name in enumerate(embedded.PHOTOGRAPHS)]
 
 
 def overlap(first: Window, second: Window) -> bool:
@@ -83,7 +83,7 @@ def test_training_and_test_crops_share_no_pixel(settings: Photos) -> None:
 
 
 def test_crops_lie_inside_and_are_distinct() -> None:
-    for name, (train, test) in zip(embedded._PHOTOGRAPHS, windows(Photos()), strict=True):
+    for name, (train, test) in zip(embedded.PHOTOGRAPHS, windows(Photos()), strict=True):
         width, height = photograph(name).size
         assert len({*train, *test}) == 240
         for window in train + test:
@@ -164,6 +164,6 @@ def test_sizes_are_checked(source: type[Digits | Faces]) -> None:
 
 
 def test_a_package_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(embedded._PHOTOGRAPHS, "astronaut", ("skimage", "data/gone.png"))
+    monkeypatch.setitem(embedded.PHOTOGRAPHS, "astronaut", ("skimage", "data/gone.png"))
     with pytest.raises(DataError, match=r"expected .*gone\.png in the package skimage"):
         Photos().load(NOWHERE)

@@ -107,3 +107,43 @@ class Adam(FirstOrder):
             following[name] = variable - rate * (first / correction1) / ((second / correction2).sqrt() + self.epsilon)
             remembered |= {f"{name}.first": first, f"{name}.second": second}
         return following, remembered
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsProp(FirstOrder):
+    """RMSprop: the gradient over the root of its mean square, gathered with momentum.
+
+    momentum: the share of the last step that is taken again. smoothing: the share of the mean square that stays.
+    """
+
+    learning_rate: float = 1e-4
+    momentum: float = 0.99
+    smoothing: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("momentum", "smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 0 and < 1, got {getattr(self, name)}")
+
+    def rates(self, iteration: int, iterations: int) -> tuple[float, ...]:
+        return (self.rate(iteration, iterations),)
+
+    def memory(self, variables: Variables) -> dict[str, Tensor]:
+        return {
+            f"{name}.{what}": torch.zeros_like(v) for name, v in variables.items() for what in ("square", "velocity")
+        }
+
+    def step(
+        self, variables: Variables, gradient: Variables, memory: Variables, rates: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        following: dict[str, Tensor] = {}
+        remembered: dict[str, Tensor] = {}
+        for name, variable in variables.items():
+            slope = gradient[name]
+            square = self.smoothing * memory[f"{name}.square"] + (1 - self.smoothing) * slope * slope
+            velocity = self.momentum * memory[f"{name}.velocity"] + slope / (square.sqrt() + self.epsilon)
+            following[name] = variable - rates[0] * velocity
+            remembered |= {f"{name}.square": square, f"{name}.velocity": velocity}
+        return following, remembered

@@ -30,7 +30,10 @@ def descend(search: Search, together: bool) -> list[Found]:
         constants = list(map(channels_last, constants))
     groups = _groups(search, lanes, blocks, 0.0)
     schedule = torch.tensor(
-        [optimizer.rates(iteration, attack.iterations) for iteration in range(attack.iterations)],
+        [
+            (iteration / attack.iterations, *optimizer.rates(iteration, attack.iterations))
+            for iteration in range(attack.iterations)
+        ],
         dtype=search.precision,
     )
     leaves, spec = pytree.tree_flatten((blocks[0], noise.draw()[0], groups[0], schedule[0], constants[0]))
@@ -72,11 +75,12 @@ def _first_state(search: Search, variables: Tree) -> Tree:
     }
 
 
-def _step(search: Search, state: Tree, noise: Tree, group: Tree, rates: Tensor, fixed: Tree) -> Tree:
-    """One iteration of one lane: a pure function of tensors."""
-    attack, optimizer = search.attack, _optimizer(search)
+def _step(search: Search, state: Tree, noise: Tree, group: Tree, schedule: Tensor, fixed: Tree) -> Tree:
+    """One iteration of one lane: a pure function of tensors. schedule: the share that is done, then the rates."""
+    optimizer = _optimizer(search)
     variables, best = state["variables"], state["best"]
-    gradient, loss = grad_and_value(search.loss)(variables, group, fixed)
+    share, rates = schedule[0], schedule[1:]
+    gradient, loss = grad_and_value(search.loss)(variables, group, fixed, share)
     better = loss < state["loss"]
     following, memory = optimizer.step(variables, gradient, state["memory"], rates)
     following |= {name: following[name] + optimizer.langevin * rates[0] * drawn for name, drawn in noise.items()}
@@ -84,7 +88,7 @@ def _step(search: Search, state: Tree, noise: Tree, group: Tree, rates: Tensor, 
         "variables": search.form.confined(following),
         "memory": memory,
         "best": {name: torch.where(better, variables[name], best[name]) for name in variables},
-        "loss": torch.where(better, loss, state["loss"]) if attack.keep == "best" else loss,
+        "loss": torch.where(better, loss, state["loss"]) if search.keeps_best else loss,
     }
 
 
@@ -156,7 +160,7 @@ class _Ends:
         self.running = sorted({self.lanes.block(*place) for place in self.lanes.places if place not in self.ended})
 
     def _candidate(self, victim: int, iteration: int, state: Tree) -> Candidate:
-        kept = state["best" if self.attack.keep == "best" else "variables"]
+        kept = state["best" if self.search.keeps_best else "variables"]
         return self.search.candidate(victim, kept, float(state["loss"]), iteration)
 
     def candidates(self) -> list[list[Candidate]]:

@@ -6,6 +6,7 @@ simulated, step by step, by the clients' own routine (`fl.local.local_update`), 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,7 @@ class View:
     weights: factors on the entries of guess and target before they are compared; 1 for a tensor that is not named.
     unknowns: what is searched for beside the images. One with the name of a buffer takes that buffer's place; all of
     them are the state of the trainer's defense.
+    annealed: buffers that fall in equal factors from one value to another as the search goes on.
     """
 
     trainer: Trainer
@@ -60,6 +62,7 @@ class View:
     notes: Sequence[str] = field(default_factory=tuple)
     weights: Params = field(default_factory=dict)
     unknowns: Mapping[str, Unknown] = field(default_factory=dict)
+    annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def guess(
         self, images: Tensor, labels: Tensor, params: Params, buffers: Params, unknowns: Params | None = None
@@ -83,6 +86,13 @@ class View:
         kind: Literal["gradient", "delta"] = "delta" if self.steps else "gradient"
         update = Update(result.update(params, kind), kind)
         return defense.on_update(update, result.state, rng=_NO_RNG, report=silent)[0].tensors
+
+    def buffers_at(self, share: Tensor | None, buffers: Params) -> Params:
+        """The buffers when so much of the search is done, a 0-d tensor; None: at its end. buffers: those of the end."""
+        if share is None or not self.annealed:
+            return buffers
+        moving = {name: first * (share * math.log(last / first)).exp() for name, (first, last) in self.annealed.items()}
+        return {**buffers, **moving}
 
     @property
     def starts(self) -> Params:

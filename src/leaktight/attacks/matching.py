@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.backends import Backend
+from leaktight.attacks.derivative_free import DerivativeFree
 from leaktight.attacks.descent import Adam, FirstOrder
 from leaktight.attacks.labels import Idlg, Joint
 from leaktight.attacks.last_layer import LabelStrategy
@@ -55,7 +56,7 @@ class Matching:
     priors: tuple[tuple[float, Prior], ...] = ()
     labels: LabelStrategy | Joint = Idlg()
     sought: Sought = Pixels()
-    optimizer: FirstOrder | Lbfgs = Adam(slope="sign", decay="steps")
+    optimizer: FirstOrder | Lbfgs | DerivativeFree = Adam(slope="sign", decay="steps")
     iterations: int = 4800
     restarts: int = 1
     consensus: float = 0.0
@@ -74,8 +75,9 @@ class Matching:
                 raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.consensus and self.restarts < 2:
             raise ValueError("consensus draws restarts together; set restarts to 2 or more")
-        if self.parallel == "vmap" and isinstance(self.optimizer, Lbfgs):
-            raise ValueError('expected parallel "auto", "processes" or "none" with L-BFGS, got "vmap"')
+        if self.parallel == "vmap" and not isinstance(self.optimizer, FirstOrder):
+            kind = "L-BFGS" if isinstance(self.optimizer, Lbfgs) else "a search without derivatives"
+            raise ValueError(f'expected parallel "auto", "processes" or "none" with {kind}, got "vmap"')
 
     @property
     def separable(self) -> bool:
@@ -114,6 +116,13 @@ class Matching:
         """Run the search itself."""
         told = None if progress is None else _without_victim(progress)
         return self.solve_all([problem], rngs=[rng], progress=told)[0]
+
+    def found(self, problem: Problem, *, rng: Rng, progress: Progress | None = None) -> Found:
+        """The same, with all that the restarts have found in place of an answer: for attacks in several phases."""
+        kept: list[Found] = []
+        told = None if progress is None else _without_victim(progress)
+        search_all(self, [problem], [rng], workers=None, progress=told, done=lambda *found: kept.append(found[-1]))
+        return kept[0]
 
     def solve_all(
         self,

@@ -121,6 +121,11 @@ class Search:
         }
         return fixed if problem.labels is None else {**fixed, "labels": problem.labels}
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best iterate is the answer; where something is annealed, losses of iterations do not compare."""
+        return self.attack.keep == "best" and not any(view.annealed for _, view, _ in self.problem.views)
+
     def start(self, rng: Rng) -> Tree:
         """Where a restart begins."""
         variables = dict(self.form.draw(rng))
@@ -139,8 +144,11 @@ class Search:
             labels = fixed["labels"] if "labels" in fixed else form.label_logits(variables, fixed["sought"]).argmax(1)
         return Candidate(variables, images, labels, loss, iterations)
 
-    def loss(self, variables: Tree, group: Tree, fixed: Tree) -> Tensor:
-        """The loss of one guess. group: what draws restarts together, or empty. fixed: the victim's constants."""
+    def loss(self, variables: Tree, group: Tree, fixed: Tree, share: Tensor | None = None) -> Tensor:
+        """The loss of one guess. group: what draws restarts together, or empty. fixed: the victim's constants.
+
+        share: of the search that is done; None: all of it.
+        """
         form, constants = self.form, fixed["sought"]
         images = form.images(variables, constants)
         labels = fixed["labels"] if "labels" in fixed else form.label_logits(variables, constants).softmax(1)
@@ -153,7 +161,8 @@ class Search:
                 tensors = fixed["views"][number]
                 examples = taken(images, places), taken(labels, places)
                 unknowns = {name: variables[_unknown(number, name)] for name in view.unknowns}
-                guess = view.guess(*examples, tensors["params"], tensors["buffers"], unknowns)
+                buffers = view.buffers_at(share, tensors["buffers"])
+                guess = view.guess(*examples, tensors["params"], buffers, unknowns)
                 guess = view.weighted(guess, tensors["weights"])
                 terms.append(weight * self.attack.objective.loss(guess, tensors["prepared"]))
         if group:

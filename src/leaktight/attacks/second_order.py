@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.backends import Runnable, make_runnable
+from leaktight.attacks.flat import Layout, vector
 from leaktight.attacks.lanes import Tree
 from leaktight.attacks.lbfgs import Lbfgs
 from leaktight.attacks.search import Candidate, Found, Plateau, Search, channels_last
@@ -18,23 +18,17 @@ from leaktight.attacks.search import Candidate, Found, Plateau, Search, channels
 def bend(search: Search) -> list[Found]:
     """What was found, by victim; all share one traced function."""
     starts = [[search.start(rng) for rng in row] for row in search.rngs]
-    first, spec = pytree.tree_flatten(starts[0][0])
-    shapes = [tensor.shape for tensor in first]
-    constants, layout = pytree.tree_flatten(channels_last(search.fixed[0]))
-
-    def unflatten(point: Tensor) -> Tree:
-        parts = torch.split(point, [shape.numel() for shape in shapes])
-        tree: Tree = pytree.tree_unflatten([part.reshape(s) for part, s in zip(parts, shapes, strict=True)], spec)
-        return tree
+    layout = Layout(starts[0][0])
+    constants, spec = pytree.tree_flatten(channels_last(search.fixed[0]))
 
     def flat(point: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        fixed = pytree.tree_unflatten(tensors, layout)
-        gradient, value = grad_and_value(lambda here: search.loss(unflatten(here), {}, fixed))(point)
+        fixed = pytree.tree_unflatten(tensors, spec)
+        gradient, value = grad_and_value(lambda here: search.loss(layout.tree(here), {}, fixed))(point)
         return value, gradient
 
-    runnable = make_runnable(flat, [_vector(starts[0][0]), *constants], search.attack.backend, search.attack.onednn)
+    runnable = make_runnable(flat, [vector(starts[0][0]), *constants], search.attack.backend, search.attack.onednn)
     return [
-        Found(_restarts(search, victim, row, runnable, unflatten), runnable.backend, runnable.onednn)
+        Found(_restarts(search, victim, row, runnable, layout.tree), runnable.backend, runnable.onednn)
         for victim, row in enumerate(starts)
     ]
 
@@ -53,7 +47,7 @@ def _restarts(
     candidates: list[Candidate] = []
     for start in starts:
         watch = _watch(search, victim, unflatten)
-        result = optimizer.search(evaluate, _vector(start), attack.iterations, watch, boxed=search.form.boxed)
+        result = optimizer.search(evaluate, vector(start), attack.iterations, watch, boxed=search.form.boxed)
         candidates.append(search.candidate(victim, unflatten(result.point), result.loss, result.evaluations))
         if attack.stop_below is not None and result.loss < attack.stop_below:
             break
@@ -71,7 +65,3 @@ def _watch(search: Search, victim: int, unflatten: Callable[[Tensor], Tree]) -> 
         return plateau(evaluations, loss)
 
     return watch
-
-
-def _vector(tree: Tree) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in pytree.tree_leaves(tree)])

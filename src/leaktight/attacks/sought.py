@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,12 @@ class Form(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Sought(ABC):
-    """A way to stand for examples."""
+    """A way to stand for examples.
+
+    abreast: whether several searches gain by being one function under vmap; not where each moves more than caches hold.
+    """
+
+    abreast: ClassVar[bool] = True
 
     @abstractmethod
     def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from leaktight.attacks.alike import groups
+from leaktight.attacks.derivative_free import ask_and_tell
 from leaktight.attacks.descent import FirstOrder
 from leaktight.attacks.first_order import descend
 from leaktight.attacks.lbfgs import Lbfgs
@@ -62,7 +63,9 @@ def search(job: Job, tell: Tell) -> list[Found]:
 
     run = Search(job.attack, job.problems, job.rngs, job.restarts, progress if job.watched else None)
     with global_seed(job.rngs[0].child("network")):
-        return descend(run, job.together) if isinstance(job.attack.optimizer, FirstOrder) else bend(run)
+        if isinstance(job.attack.optimizer, FirstOrder):
+            return descend(run, job.together)
+        return bend(run) if isinstance(job.attack.optimizer, Lbfgs) else ask_and_tell(run)
 
 
 def search_all(
@@ -94,13 +97,15 @@ def choose(attack: Matching, problem: Problem, victims: int, workers: int) -> tu
     if attack.parallel == "processes":
         return "processes", workers
     flops = flops_of(problem)
-    steps = attack.iterations * (attack.optimizer.steps_per_iteration if isinstance(attack.optimizer, Lbfgs) else 1)
+    optimizer = attack.optimizer
+    steps = attack.iterations * (1 if isinstance(optimizer, FirstOrder) else optimizer.steps_per_iteration)
     seconds = lanes * steps * (_SECONDS_PER_STEP + _SECONDS_PER_FLOP * flops)
     number = workers if seconds > _WORTH_SECONDS else 1
     if attack.parallel == "vmap":
         return "vmap", number
     parameters = max(sum(tensor.numel() for tensor in view.params.values()) for _, view, _ in problem.views)
     abreast = isinstance(attack.optimizer, FirstOrder) and parameters <= _FEW_PARAMETERS and flops <= _FEW_FLOPS
+    abreast = abreast and attack.sought.abreast
     apart = number > 1 and (victims > 1 or attack.separable)
     if apart and not (abreast and flops <= _QUICK):
         return "processes", number

@@ -21,7 +21,7 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.images import decode_image, from_array, resize_images, stretch_image
 from leaktight.data.settings import SplitSettings, check_minimum
 
-_PHOTOGRAPHS = {
+PHOTOGRAPHS = {
     "astronaut": ("skimage", "data/astronaut.png"),
     "cat": ("skimage", "data/chelsea.png"),
     "coffee": ("skimage", "data/coffee.png"),
@@ -123,13 +123,13 @@ class Photos:
     def load(self, root: Path) -> Dataset:
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         labels: tuple[list[int], list[int]] = ([], [])
-        for label, name in enumerate(_PHOTOGRAPHS):
-            photograph = _photograph(name)
+        for label, name in enumerate(PHOTOGRAPHS):
+            photograph = load_photograph(name)
             for place, windows in enumerate(self.windows(photograph, label)):
                 parts[place].extend(self._cut(photograph, window) for window in windows)
                 labels[place].extend(window.label for window in windows)
         train, test = (Examples(torch.stack(parts[i]), torch.tensor(labels[i])) for i in (0, 1))
-        return Dataset("photos", train, test, tuple(_PHOTOGRAPHS))
+        return Dataset("photos", train, test, tuple(PHOTOGRAPHS))
 
     def windows(self, photograph: Image.Image, label: int) -> tuple[list[Window], list[Window]]:
         """Where the training and the test crops of a photograph lie."""
@@ -150,7 +150,7 @@ class Photos:
     def _choose(self, usable: np.ndarray, count: int, label: int, side: int, rng: Rng) -> list[Window]:
         places = np.argwhere(usable)
         if len(places) < count:
-            name = list(_PHOTOGRAPHS)[label]
+            name = list(PHOTOGRAPHS)[label]
             raise DataError(
                 f"photos: expected {count} crops of {name!r} with enough contrast, got {len(places)}; "
                 "lower min_contrast, train_per_class or test_per_class"
@@ -164,8 +164,8 @@ class Photos:
         return stretch_image(photograph.crop(box), self.size, self.size)
 
 
-def _photograph(name: str) -> Image.Image:
-    package, file = _PHOTOGRAPHS[name]
+def load_photograph(name: str) -> Image.Image:
+    package, file = PHOTOGRAPHS[name]
     image = decode_image(_package_file(package, file), file)
     margin = round(_MARGINS.get(name, 0.0) * min(image.size))
     return image.crop((margin, margin, image.width - margin, image.height - margin))

@@ -63,13 +63,13 @@ def initialise_kaiming(model: nn.Module, rng: Rng) -> None:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Overwrite the parameters and buffers of `model` with those of a .pt, .pth, .th or .safetensors file.
+    """Overwrite the parameters and buffers of `model` with those of a .pt, .pth, .th, .ckpt or .safetensors file.
 
     The names must be the model's own, with or without "module." before them. Nothing changes unless all fit; only the
     batch counters of old files may be missing.
     """
     path = Path(path)
-    stored = _read(path)
+    stored = read_weights(path)
     own = model.state_dict()
     missing = [name for name in own if name not in stored and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in stored if name not in own]
@@ -111,11 +111,12 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     ".pt": _load_torch,
     ".pth": _load_torch,
     ".th": _load_torch,
+    ".ckpt": _load_torch,
     ".safetensors": _load_safetensors,
 }
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, without wrapping and without the prefix of DataParallel."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:

@@ -29,58 +29,70 @@ class UserModel:
     target: str
 
     def __post_init__(self) -> None:
-        module, colon, function = self.target.partition(":")
-        if not (module and colon and function):
-            raise ValueError(f'expected target as "package.module:function", got {self.target!r}')
+        check_target(self.target)
 
     def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        with _working_folder_importable():
-            function = self._function()
-            arguments = self._arguments(function, {"shape": shape, "num_classes": num_classes})
-            try:
-                model = function(**arguments)
-            except Exception as error:
-                raise ModelError(f"{self.target} failed: {_reason(error)}; correct the function") from error
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"expected {self.target} to return a torch.nn.Module, got {type(model).__name__}")
-        return model
+        return built_by(self.target, {"shape": shape, "num_classes": num_classes})
 
-    def _function(self) -> Callable[..., object]:
-        name, _, attribute = self.target.partition(":")
+
+def check_target(target: str) -> None:
+    """Raise ValueError unless it reads as "package.module:function"."""
+    module, colon, function = target.partition(":")
+    if not (module and colon and function):
+        raise ValueError(f'expected target as "package.module:function", got {target!r}')
+
+
+def built_by(target: str, known: dict[str, Any]) -> nn.Module:
+    """The network that "package.module:function" returns; the function gets those of `known` that it has a name for."""
+    with _working_folder_importable():
+        function = _function(target)
+        arguments = _arguments(target, function, known)
         try:
-            module = importlib.import_module(name)
+            model = function(**arguments)
         except Exception as error:
-            absent = error.name if isinstance(error, ModuleNotFoundError) else None
-            if absent and f"{name}.".startswith(f"{absent}."):
-                raise ModelError(
-                    f"expected a module {name!r} in the current folder or installed, got none; check the name"
-                ) from None
-            raise ModelError(f"cannot import {name!r}: {_reason(error)}; correct the module") from error
-        function: object = getattr(module, attribute, None)
-        if function is None:
-            public = [found for found in vars(module) if not found.startswith("_")]
-            raise ModelError(f"module {name!r} has no {attribute!r}; {suggestion(attribute, public)}")
-        if not callable(function):
-            raise ModelError(f"expected {self.target} to be a function, got {type(function).__name__}")
-        return function
+            raise ModelError(f"{target} failed: {_reason(error)}; correct the function") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected {target} to return a torch.nn.Module, got {type(model).__name__}")
+    return model
 
-    def _arguments(self, function: Callable[..., object], known: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that the function's signature accepts by name."""
-        parameters = inspect.signature(function).parameters.values()
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return known
-        by_name = {
-            parameter.name: parameter
-            for parameter in parameters
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        }
-        strange = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
-        if strange:
+
+def _function(target: str) -> Callable[..., object]:
+    name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent and f"{name}.".startswith(f"{absent}."):
             raise ModelError(
-                f"expected {self.target} to need no more than shape and num_classes, got {', '.join(strange)}; "
-                "give the others a default"
-            )
-        return {name: value for name, value in known.items() if name in by_name}
+                f"expected a module {name!r} in the current folder or installed, got none; check the name"
+            ) from None
+        raise ModelError(f"cannot import {name!r}: {_reason(error)}; correct the module") from error
+    function: object = getattr(module, attribute, None)
+    if function is None:
+        public = [found for found in vars(module) if not found.startswith("_")]
+        raise ModelError(f"module {name!r} has no {attribute!r}; {suggestion(attribute, public)}")
+    if not callable(function):
+        raise ModelError(f"expected {target} to be a function, got {type(function).__name__}")
+    return function
+
+
+def _arguments(target: str, function: Callable[..., object], known: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that the function's signature accepts by name."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return known
+    by_name = {
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    strange = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
+    if strange:
+        raise ModelError(
+            f"expected {target} to need no more than {' and '.join(known)}, got {', '.join(strange)}; "
+            "give the others a default"
+        )
+    return {name: value for name, value in known.items() if name in by_name}
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,207 @@
+"""Training of a small generator: DCGAN, or a Wasserstein GAN with gradient penalty, on images in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.processes import one_thread
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.types import ImageShape
+from leaktight.models.gan import DcganNetwork
+from leaktight.models.source import require_choice, require_positive
+
+Game: TypeAlias = Literal["dcgan", "wgan_gp"]
+Watch: TypeAlias = Callable[[int, float, float], None]
+"""Called after every epoch with its number and the mean losses of critic and generator."""
+
+_LARGEST_START = 7  # sides are halved until they are no longer than this
+_STATISTICS_BATCHES = 32
+_PENALTY = 10.0
+_STEPS: Mapping[str, int] = {"dcgan": 3000, "wgan_gp": 9000}  # of the critic; the generator of the second makes a third
+
+
+@dataclass(frozen=True, kw_only=True)
+class GanTraining:
+    """How a generator is trained.
+
+    kind: "dcgan", a classifier of real and made images (Radford et al. 2016), or "wgan_gp", a critic whose slope is
+    held near 1 (Gulrajani et al. 2017), which takes longer and seldom collapses.
+    epochs: passes over the images; None: as many as make 3000 steps of the generator.
+    width: channels of the last hidden layer; each one before it has twice as many. latent: the length of a latent.
+    learning_rate: of Adam, for both networks.
+    average: the weights of the answer are a running mean over about 1 / (1 - average) steps.
+    """
+
+    kind: Game = "dcgan"
+    epochs: int | None = None
+    batch_size: int = 32
+    latent: int = 64
+    width: int = 32
+    learning_rate: float = 2e-4
+    average: float = 0.99
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, get_args(Game))
+        require_positive(epochs=1 if self.epochs is None else self.epochs, latent=self.latent, width=self.width)
+        if self.batch_size < 2:
+            raise ValueError(f"expected batch_size >= 2, got {self.batch_size}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"expected average in [0, 1), got {self.average}")
+
+    def num_epochs(self, num_images: int) -> int:
+        """How often so many images are gone through."""
+        return self.epochs or math.ceil(_STEPS[self.kind] / math.ceil(num_images / self.batch_size))
+
+    def widths(self, shape: ImageShape) -> list[int]:
+        """The channels of a generator of images of `shape`."""
+        doublings = 1
+        while min(shape[1:]) / 2**doublings > _LARGEST_START:
+            doublings += 1
+        return [self.width * 2**place for place in reversed(range(doublings))]
+
+    def train(self, images: Tensor, *, rng: Rng, watch: Watch = lambda epoch, critic, generator: None) -> nn.Module:
+        """A generator of images like these, (N, C, H, W) as bytes; the same for the same `rng`, on one thread."""
+        if len(images) < 2:
+            raise UsageError(f"expected at least 2 images to train on, got {len(images)}; choose a larger set")
+        shape = ImageShape(*images.shape[1:])
+        if min(shape[1:]) < 8:
+            raise UsageError(f"expected images of at least 8x8 pixels, got {shape.height}x{shape.width}")
+        with one_thread():
+            return _Duel(self, shape, rng).run(images, watch)
+
+
+class _Duel:
+    """The two networks and their optimisers."""
+
+    def __init__(self, settings: GanTraining, shape: ImageShape, rng: Rng) -> None:
+        self.settings, self.rng = settings, rng
+        widths = settings.widths(shape)
+        with global_seed(rng.child("build")):
+            self.generator = DcganNetwork(settings.latent, widths, shape)
+            self.mean = DcganNetwork(settings.latent, widths, shape)
+            self.critic = _critic(widths, shape, normed=settings.kind == "dcgan")
+            if settings.kind == "dcgan":
+                _redraw(self.generator, self.critic)
+        self.mean.load_state_dict(self.generator.state_dict())
+        self.draws = rng.child("latents").torch()
+        betas = (0.5, 0.999) if settings.kind == "dcgan" else (0.0, 0.9)
+        self.optimizers = {
+            network: torch.optim.Adam(network.parameters(), settings.learning_rate, betas)
+            for network in (self.generator, self.critic)
+        }
+
+    def run(self, images: Tensor, watch: Watch) -> nn.Module:
+        size = min(self.settings.batch_size, len(images))
+        for epoch in range(self.settings.num_epochs(len(images))):
+            order = torch.randperm(len(images), generator=self.rng.child("epoch", epoch).torch())
+            losses = [
+                _GAMES[self.settings.kind](self, images[places].float() / 127.5 - 1, number)
+                for number, places in enumerate(order.split(size))
+                if len(places) > 1
+            ]
+            critic, generator = torch.tensor(losses).mean(0).tolist()
+            if not torch.isfinite(torch.tensor([critic, generator])).all():
+                raise LeaktightError(f"training diverged in epoch {epoch + 1}; try kind wgan_gp or another seed")
+            watch(epoch + 1, critic, generator)
+        self._settle(size)
+        return self.mean.eval().requires_grad_(False)
+
+    def latents(self, count: int) -> Tensor:
+        return torch.randn(count, self.settings.latent, generator=self.draws)
+
+    def step(self, network: nn.Module, loss: Tensor) -> float:
+        """Move one of the two; the running mean follows the generator."""
+        optimizer = self.optimizers[network]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if network is self.generator:
+            with torch.no_grad():
+                for mean, now in zip(self.mean.parameters(), self.generator.parameters(), strict=True):
+                    mean.lerp_(now, 1 - self.settings.average)
+        return float(loss.detach())
+
+    def _settle(self, size: int) -> None:
+        """Measure the statistics of the mean generator's batch norm, which training has not."""
+        norms = [module for module in self.mean.modules() if isinstance(module, nn.BatchNorm2d)]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean of all batches that follow
+        with torch.no_grad():
+            for _ in range(_STATISTICS_BATCHES):
+                self.mean.train()(self.latents(max(size, 16)))
+
+
+def _classify(duel: _Duel, real: Tensor, number: int) -> tuple[float, float]:
+    """One step of each network of a DCGAN."""
+    made = duel.generator(duel.latents(len(real)))
+    on_real, on_made = duel.critic(real), duel.critic(made.detach())
+    critic = duel.step(duel.critic, F.softplus(-on_real).mean() + F.softplus(on_made).mean())
+    with _still(duel.critic):
+        return critic, duel.step(duel.generator, F.softplus(-duel.critic(made)).mean())
+
+
+def _transport(duel: _Duel, real: Tensor, number: int) -> tuple[float, float]:
+    """One step of the critic of a WGAN-GP, and of its generator in every third."""
+    with torch.no_grad():
+        made = duel.generator(duel.latents(len(real)))
+    between = torch.rand(len(real), 1, 1, 1, generator=duel.draws)
+    mixed = torch.lerp(real, made, between).requires_grad_()
+    (slope,) = torch.autograd.grad(duel.critic(mixed).sum(), mixed, create_graph=True)
+    penalty = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+    distance = duel.critic(made).mean() - duel.critic(real).mean()
+    critic = duel.step(duel.critic, distance + _PENALTY * penalty)
+    with _still(duel.critic):
+        loss = -duel.critic(duel.generator(duel.latents(len(real)))).mean()
+        return critic, duel.step(duel.generator, loss) if number % 3 == 0 else float(loss.detach())
+
+
+_GAMES: Mapping[str, Callable[[_Duel, Tensor, int], tuple[float, float]]] = {
+    "dcgan": _classify,
+    "wgan_gp": _transport,
+}
+
+
+def _critic(widths: list[int], shape: ImageShape, normed: bool) -> nn.Module:
+    """The generator turned round: images (N, C, H, W) to one number each, (N, 1)."""
+    layers: list[nn.Module] = []
+    channels = shape.channels
+    for place, width in enumerate(reversed(widths)):
+        layers.append(nn.Conv2d(channels, width, 4, stride=2, padding=1))
+        layers += [nn.BatchNorm2d(width)] if normed and place else []
+        layers.append(nn.LeakyReLU(0.2))
+        channels = width
+    sides = [side // 2 ** len(widths) for side in shape[1:]]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * sides[0] * sides[1], 1))
+
+
+def _redraw(*networks: nn.Module) -> None:
+    """Give networks DCGAN's first weights, N(0, 0.02^2), from PyTorch's global generator.
+
+    A critic without batch norm would hardly move from there.
+    """
+    for network in networks:
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                nn.init.normal_(module.weight, 0.0, 0.02)
+
+
+@contextmanager
+def _still(network: nn.Module) -> Iterator[None]:
+    """Leave a network's weights out of what is differentiated."""
+    network.requires_grad_(False)
+    try:
+        yield
+    finally:
+        network.requires_grad_(True)
