@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.tasks import WordRecognition
 
 
@@ -61,6 +62,24 @@ def test_loss_and_gradient_equal_pytorchs_own() -> None:
         reduction="none",
     )
     torch.testing.assert_close(ours_grad, torch.autograd.grad(losses.sum(), logits)[0])
+
+
+def test_the_quick_kernel_gives_the_same_loss_and_gradient() -> None:
+    logits = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
+    # The second word needs a blank between its first two symbols and just fits; the third needs two and does not.
+    targets = torch.tensor([[-1, -1, -1, -1], [0, 0, 1, -1], [0, 0, 1, 1], [4, 3, 2, 1], [2, -1, -1, -1]])
+    task = WordRecognition(blank=5)
+
+    def loss_and_gradient() -> tuple[Tensor, Tensor]:
+        losses = task.loss(logits.log_softmax(2), targets)
+        return losses, torch.autograd.grad(losses.sum(), logits)[0]
+
+    plain = loss_and_gradient()
+    with first_derivatives_only():
+        quick = loss_and_gradient()
+    torch.testing.assert_close(quick, plain)
+    assert plain[0][2] == 0
+    assert (plain[0][[0, 1, 3, 4]] > 0).all()
 
 
 def test_loss_has_a_second_derivative() -> None:

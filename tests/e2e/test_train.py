@@ -121,6 +121,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return Here(tmp_path, monkeypatch, capsys)
 
 
+def test_the_recipe_of_words_gives_each_client_its_own_source(here: Here) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "fedboosting-figure-4-4.toml"
+    code, _, told = here("train", str(recipe), "--dry-run", "--set", "data.examples=50")
+    assert code == 0, told
+    assert "rendered_words: 80 of 80 training examples on 2 clients" in told
+    assert re.search(r"client-000-synth90k-like +38 +2\n", told)
+    assert re.search(r"client-001-synthtext-like +38 +2", told)
+
+
 def test_bad_usage_is_one_line_and_exit_code_two(tmp_path: Path, here: Here, mnist: Path) -> None:
     (tmp_path / "broken.toml").write_text("[data\n")
     cases = {

@@ -8,9 +8,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leaktight.core.errors import ModelError
+from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import WordRecognition
-from leaktight.core.types import ImageShape
+from leaktight.core.tensors import buffers_of, cloned, parameters_of
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, ImageShape
+from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.models import batch_statistics, build_model, check_fits
 from leaktight.models.crnn import BidirectionalLstm, Crnn
 
@@ -46,6 +50,45 @@ def test_lstm_is_pytorchs() -> None:
             getattr(theirs, f"bias_hh_l0{suffix}").zero_()
     inputs = torch.randn(3, 7, 5, dtype=torch.float64, generator=Rng(0).torch())
     torch.testing.assert_close(ours(inputs), theirs(inputs)[0])
+
+
+def test_the_quick_kernel_gives_the_same_states_and_gradients() -> None:
+    with global_seed(Rng(2)):
+        layer = BidirectionalLstm(5, 4).double()
+    inputs = torch.randn(3, 7, 5, dtype=torch.float64, generator=Rng(0).torch())
+
+    def states_and_gradients() -> list[Tensor]:
+        states = layer(inputs)
+        return [states, *torch.autograd.grad(torch.square(states).sum(), tuple(layer.parameters()))]
+
+    plain = states_and_gradients()
+    with first_derivatives_only():
+        quick = states_and_gradients()
+    torch.testing.assert_close(quick, plain)
+
+
+def test_training_and_an_attackers_copy_of_it_agree() -> None:
+    """Clients differentiate once, by PyTorch's kernels; who differentiates through training does it step by step."""
+    shape = ImageShape(1, 32, 16)
+    trainer = Trainer(small(shape), LocalTraining(), WordRecognition())
+    params, buffers = parameters_of(trainer.model), buffers_of(trainer.model)
+    batch = Batch(images(2, shape), torch.tensor([[3, 5], [7, -1]]))
+    once, twice = (
+        loss_and_gradient(trainer, params, cloned(buffers), batch, create_graph=create_graph)
+        for create_graph in (False, True)
+    )
+    torch.testing.assert_close(once, twice)
+
+
+def test_the_width_scales_every_convolution() -> None:
+    narrow, wide = (build_model(Crnn(width=width, units=8), WORD, 36, rng=Rng(0)) for width in (4, 8))
+    channels = [
+        [module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)] for model in (narrow, wide)
+    ]
+    assert channels[0] == [4, 8, 16, 16, 32, 32, 32]
+    assert channels[1] == [2 * number for number in channels[0]]
+    with pytest.raises(ValueError, match="expected width >= 1, got 0"):
+        Crnn(width=0)
 
 
 def test_lstm_starts_as_in_keras() -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leaktight.core.kernels import quick_kernels
+
 _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
 
 
@@ -43,13 +45,24 @@ class WordRecognition:
     """CTC on log-probabilities (N, T, blank + 1). Targets are words (N, L) of symbol numbers, padded with -1.
 
     The sum over alignments is written out step by step: PyTorch's own CTC has no second derivative, which attacks that
-    match gradients need. A word that does not fit into T steps has loss 0, as with `zero_infinity`.
+    match gradients need. It is used where the first is enough. A word that does not fit into T steps has loss 0.
     Reference: Graves et al., Connectionist Temporal Classification, ICML 2006.
     """
 
     blank: int = 36
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._by_kernel(outputs, targets) if quick_kernels() else self._step_by_step(outputs, targets)
+
+    def _by_kernel(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        steps = torch.full((len(outputs),), outputs.shape[1])
+        lengths = (targets >= 0).sum(1)
+        words = targets.clamp(min=0)
+        return F.ctc_loss(
+            outputs.transpose(0, 1), words, steps, lengths, blank=self.blank, reduction="none", zero_infinity=True
+        )
+
+    def _step_by_step(self, outputs: Tensor, targets: Tensor) -> Tensor:
         lengths = (targets >= 0).sum(1)
         blanks = torch.full_like(targets, self.blank)
         states = torch.cat([blanks[:, :1], torch.stack([targets.clamp(min=0), blanks], 2).flatten(1)], 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from leaktight.core.errors import LeaktightError
+from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Question, Report, RoundPlan
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import correct_examples, example_losses
@@ -311,7 +312,7 @@ class Client:
 def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Examples, chunk: int = 500) -> Evaluated:
     """Score a model in evaluation mode, a chunk of examples at a time."""
     total = Evaluated(0, 0, 0.0)
-    with torch.no_grad(), mode_of(trainer.model, "eval"):
+    with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"):
         for start in range(0, len(examples), chunk):
             batch = examples.batch(slice(start, start + chunk))
             outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))

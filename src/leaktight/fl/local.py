@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification, Task, example_losses
@@ -135,7 +136,7 @@ def loss_and_gradient(
         gradient, loss = grad_and_value(mean_loss)(dict(params))
         return loss, gradient
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-    with torch.enable_grad():
+    with torch.enable_grad(), first_derivatives_only():
         loss = mean_loss(leaves)
     gradients = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True, materialize_grads=True)
     return loss, dict(zip(leaves, gradients, strict=True))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.kernels import quick_kernels
 from leaktight.core.types import ImageShape
 from leaktight.models.source import Network, require_positive
 
@@ -18,7 +19,8 @@ _NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # of Keras; PyTorch counts momentum from
 class BidirectionalLstm(nn.Module):
     """(N, T, in_features) to (N, T, 2 * units): an LSTM from each end, both in one loop, gates in PyTorch's order.
 
-    Written out, because PyTorch's own cannot be mapped over a batch in double precision.
+    Written out, because PyTorch's own cannot be mapped over a batch in double precision; where it need not be, the
+    same parameters go through PyTorch's kernel.
     """
 
     def __init__(self, in_features: int, units: int) -> None:
@@ -33,6 +35,21 @@ class BidirectionalLstm(nn.Module):
         nn.init.ones_(self.bias[:, units : 2 * units])  # the forget gate starts open, as in Keras
 
     def forward(self, inputs: Tensor) -> Tensor:
+        return self._by_kernel(inputs) if quick_kernels() else self._step_by_step(inputs)
+
+    def _by_kernel(self, inputs: Tensor) -> Tensor:
+        unused = torch.zeros_like(self.bias[0])  # PyTorch has a second bias
+        weights = [
+            tensor
+            for direction in range(2)
+            for tensor in (self.weight_ih[direction], self.weight_hh[direction], self.bias[direction], unused)
+        ]
+        start = inputs.new_zeros(2, len(inputs), self.units)
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
+        outputs, _, _ = torch.lstm(inputs, (start, start), weights, True, 1, 0.0, self.training, True, True)
+        return outputs
+
+    def _step_by_step(self, inputs: Tensor) -> Tensor:
         batch, steps, _ = inputs.shape
         both = torch.stack([inputs, inputs.flip(1)]).flatten(1, 2)
         projected = torch.baddbmm(self.bias[:, None], both, self.weight_ih.mT).view(2, batch, steps, 4 * self.units)
@@ -50,27 +67,27 @@ class BidirectionalLstm(nn.Module):
 class ColumnReader(nn.Module):
     """Convolutions, then the columns through two bidirectional LSTMs; log-probabilities of characters per column."""
 
-    def __init__(self, normalize: nn.Module, shape: ImageShape, num_outputs: int, units: int) -> None:
+    def __init__(self, normalize: nn.Module, shape: ImageShape, num_outputs: int, *, width: int, units: int) -> None:
         super().__init__()
         self.normalize = normalize
         self.features = nn.Sequential(
-            *_convolution(shape.channels, 64),
+            *_convolution(shape.channels, width),
             nn.MaxPool2d(2),
-            *_convolution(64, 128),
+            *_convolution(width, 2 * width),
             nn.MaxPool2d(2),
-            *_convolution(128, 256, norm=True),
-            *_convolution(256, 256),
+            *_convolution(2 * width, 4 * width, norm=True),
+            *_convolution(4 * width, 4 * width),
             nn.ZeroPad2d((0, 1, 0, 0)),
             nn.MaxPool2d(2, stride=(2, 1)),
-            *_convolution(256, 512, norm=True),
-            *_convolution(512, 512),
+            *_convolution(4 * width, 8 * width, norm=True),
+            *_convolution(8 * width, 8 * width),
             nn.ZeroPad2d((1, 1, 0, 0)),
             nn.MaxPool2d(2, stride=(2, 1)),
-            *_convolution(512, 512, kernel=2),
+            *_convolution(8 * width, 8 * width, kernel=2),
         )
-        self.norm = nn.BatchNorm1d(512, eps=_NORM_EPS, momentum=_NORM_MOMENTUM)
+        self.norm = nn.BatchNorm1d(8 * width, eps=_NORM_EPS, momentum=_NORM_MOMENTUM)
         self.rnn = nn.Sequential(
-            BidirectionalLstm(512 * (shape.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
+            BidirectionalLstm(8 * width * (shape.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
         )
         self.classifier = nn.Linear(2 * units, num_outputs)
         for module in self.modules():
@@ -100,16 +117,18 @@ class Crnn(Network):
     """CRNN for words (Shi et al. 2017), as in FedBoosting: log-probabilities (N, T, num_classes + 1), blank last.
 
     `num_classes` is the number of characters (36 letters and digits, so 37 outputs). 32x100 images give T = 25.
+    width: channels of the first convolution; the last has eight times as many. units: of each LSTM.
     Differs from the paper: by default inputs are scaled to [-1, 1], as in the published code.
     """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    width: int = 64
     units: int = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(units=self.units)
+        require_positive(width=self.width, units=self.units)
 
     def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
         if shape.height < 32 or shape.width < 8:
@@ -117,4 +136,4 @@ class Crnn(Network):
                 f"expected images of 32x8 or more for crnn, got {shape.height}x{shape.width}; "
                 "scale words to a height of 32, as in the paper (32x100)"
             )
-        return ColumnReader(self.normalizer(shape.channels), shape, num_classes + 1, self.units)
+        return ColumnReader(self.normalizer(shape.channels), shape, num_classes + 1, width=self.width, units=self.units)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from leaktight.report.accuracy_curves import AccuracyCurve, plot_accuracy_curves
+
+
+def colours(path: Path) -> set[tuple[int, ...]]:
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    return {tuple(int(level) for level in pixel) for pixel in np.unique(pixels, axis=0)}
+
+
+def test_a_panel_for_each_method_and_test_set(tmp_path: Path) -> None:
+    one = AccuracyCurve("1E16B", [1, 2, 3], [0.1, 0.5, 0.7])
+    two = AccuracyCurve("3E16B", [3], [0.6])
+    plot_accuracy_curves({"FedAvg": {"made": [one]}}, tmp_path / "one.png", across="rounds")
+    grid = {"FedAvg": {"made": [one, two], "real": [one]}, "FedBoosting": {"made": [two]}}
+    plot_accuracy_curves(grid, tmp_path / "grid.png", across="rounds")
+    small, large = (Image.open(tmp_path / name).size for name in ("one.png", "grid.png"))
+    assert large[0] == 2 * small[0]
+    assert large[1] > 1.5 * small[1]
+    blue, orange = (0x0B, 0x5F, 0xA5), (0xB3, 0x54, 0x1E)
+    assert blue in colours(tmp_path / "one.png")
+    assert orange not in colours(tmp_path / "one.png")
+    assert {blue, orange} <= colours(tmp_path / "grid.png")
