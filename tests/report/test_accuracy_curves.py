@@ -26,3 +26,11 @@ def test_a_panel_for_each_method_and_test_set(tmp_path: Path) -> None:
     assert blue in colours(tmp_path / "one.png")
     assert orange not in colours(tmp_path / "one.png")
     assert {blue, orange} <= colours(tmp_path / "grid.png")
+
+
+def test_a_later_row_is_not_cut_off_by_an_earlier_one(tmp_path: Path) -> None:
+    low, high = (AccuracyCurve("1E16B", [1, 2, 3], [level, level, level]) for level in (0.1, 0.9))
+    plot_accuracy_curves({"low": {"made": [low]}, "high": {"made": [high]}}, tmp_path / "rows.png", across="rounds")
+    pixels = np.asarray(Image.open(tmp_path / "rows.png").convert("RGB"))
+    below = pixels[len(pixels) // 2 :]
+    assert (below == (0x0B, 0x5F, 0xA5)).all(-1).sum() > 100

@@ -50,11 +50,11 @@ def plot_accuracy_curves(
                     linewidth=1.3,
                     label=curve.label,
                 )
-            axis.set_ylim(bottom=0)
             axis.grid(alpha=0.25)
             axis.set_title(f"{method}: {column}", loc="left", fontsize=9)
         line[0].set_ylabel("accuracy (%)")
     for axis in axes[-1]:
         axis.set_xlabel(across)
+        axis.set_ylim(bottom=0)  # after all rows: it ends the scaling of the column
     axes[0][0].legend(fontsize=8, frameon=False)
     replace_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=150))
