@@ -55,13 +55,16 @@ class CheckpointError(LeaktightError):
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
-    """A hint naming the closest valid name, or all of them when none is close.
+    """A hint naming the closest valid name, one of the same letters before others, or all when none is close.
 
     >>> suggestion("digit", ["digits", "photos"])
     "did you mean 'digits'?"
+    >>> suggestion("dgl", ["ggl", "dlg"])
+    "did you mean 'dlg'?"
     >>> suggestion("zzz", ["b", "a"])
     'choose from: a, b'
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1)
+    swapped = [each for each in names if sorted(each) == sorted(name)]
+    close = swapped or difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(names)}"
