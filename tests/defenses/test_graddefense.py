@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.defenses.steps import batch, defended, flat, network, step_of
 from torch import nn
@@ -35,6 +35,8 @@ def noised_slices(bounds: list[int], noise: torch.Tensor) -> list[int]:
     st.integers(1, 12),
     st.integers(1, 5),
 )
+@example([(1, 1.0), (1, 0.0)], 2, 1)
+@example([(1, 1.0), (1, 2.2250738585e-313)], 2, 1)
 def test_slices_cover_every_coordinate_exactly_once(
     layers: list[tuple[int, float]], num_slices: int, factor: int
 ) -> None:

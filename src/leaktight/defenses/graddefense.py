@@ -152,7 +152,7 @@ def slice_bounds(sizes: Sequence[int], sensitivity: Sequence[float], num_slices:
         left = size // unit
         of_unit = of_layer / left if left else 0.0
         while left and len(bounds) < num_slices:
-            room = (target - filled) * (1 + 1e-9)  # what rounding took away must not cost a unit
+            room = max(0.0, target - filled) * (1 + 1e-9)  # what rounding took away must not cost a unit
             fitting = left if of_unit * left <= room else math.floor(room / of_unit)
             taken = min(left, max(fitting, 1 if place == bounds[-1] else 0))
             place, filled, left = place + taken * unit, filled + taken * of_unit, left - taken
