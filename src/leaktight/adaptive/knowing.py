@@ -16,7 +16,7 @@ from torch import nn
 
 from leaktight.attacks.labels import BiasCorrected, Joint
 from leaktight.attacks.last_layer import head_gradient
-from leaktight.attacks.matched import Matched, View
+from leaktight.attacks.matched import Around, View
 from leaktight.attacks.matching import Matching
 from leaktight.attacks.objectives import Cosine, LayerCosine, Objective
 from leaktight.attacks.presets import Preset
@@ -24,7 +24,6 @@ from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import Attack, Defense, Progress, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.training import LocalTraining
 from leaktight.core.types import Observation, Params, Reconstruction, State, Update
 from leaktight.models.surgery import final_linear
 
@@ -93,18 +92,13 @@ class Knowing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expecting(Matched):
+class Expecting(Around):
     """Another way to match an update, with the view changed by an adaptation."""
 
-    inner: Matched
     adaptation: Adaptation
 
-    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
-        plain = self.inner.view(seen, num_examples, precision, needs_scale=needs_scale)
-        return self.adaptation.view(plain, seen)
-
-    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
-        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
+    def changed(self, view: View, seen: Observation) -> View:
+        return self.adaptation.view(view, seen)
 
 
 @dataclass(frozen=True)

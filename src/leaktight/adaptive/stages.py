@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.last_layer import LabelStrategy
-from leaktight.attacks.matched import Matched, View
+from leaktight.attacks.matched import Around, View
 from leaktight.attacks.matching import Matching
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
-from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Reconstruction
 
 _SAME = 1e-4  # pixels that move less have arrived
@@ -29,24 +28,19 @@ class Judging(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InTheLightOf(Matched):
+class InTheLightOf(Around):
     """Match as `inner` does, with the view changed by what a guess explains, if there is one already."""
 
-    inner: Matched
     judging: Judging
     guess: Batch | None = None
 
-    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
-        view = self.inner.view(seen, num_examples, precision, needs_scale=needs_scale)
+    def changed(self, view: View, seen: Observation) -> View:
         if self.guess is None:
             return self.judging.judged(view, None)
-        images = self.guess.inputs.to(precision)
+        images = self.guess.inputs.to(view.precision)
         with torch.no_grad():
             guessed = view.guess(images, self.guess.targets, view.params, view.buffers, view.starts)
         return self.judging.judged(view, guessed)
-
-    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
-        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
 
 
 def in_stages(

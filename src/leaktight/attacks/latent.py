@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.lanes import Tree
+from leaktight.attacks.matched import cast
 from leaktight.attacks.sought import Form, Sought
 from leaktight.core.errors import UsageError
 from leaktight.core.rng import Rng
@@ -74,8 +75,8 @@ class _Made(Form):
         self.size = ImageShape(*problem.shape)
         self.generator.check_fits(self.size, problem.num_classes)
         constants: Tree = {
-            "weights": _cast(self.generator.weights, precision),
-            "statistics": _cast(self.generator.statistics, precision),
+            "weights": cast(self.generator.weights, precision),
+            "statistics": cast(self.generator.statistics, precision),
         }
         if self.generator.num_classes is not None:
             constants["classes"] = _classes(problem)
@@ -146,7 +147,3 @@ def _classes(problem: Problem) -> Tensor:
             "searched; use idlg or given"
         )
     return problem.labels
-
-
-def _cast(tensors: Mapping[str, Tensor], precision: torch.dtype) -> dict[str, Tensor]:
-    return {name: tensor.to(precision) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

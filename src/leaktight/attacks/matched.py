@@ -95,6 +95,11 @@ class View:
         return {**buffers, **moving}
 
     @property
+    def precision(self) -> torch.dtype:
+        """Of the attacker's computations."""
+        return next(iter(self.params.values())).dtype
+
+    @property
     def starts(self) -> Params:
         """The middle of where the unknowns begin."""
         return {name: unknown.start for name, unknown in self.unknowns.items()}
@@ -123,9 +128,9 @@ class Matched(ABC):
         trainer = Trainer(model, seen.local_training or LocalTraining(), seen.task, mode=mode)
         view = View(
             trainer=trainer,
-            params=_cast(seen.broadcast.params, precision),
-            buffers=_cast({**frozen, **seen.broadcast.buffers}, precision),
-            target=_cast(seen.update.tensors, precision),
+            params=cast(seen.broadcast.params, precision),
+            buffers=cast({**frozen, **seen.broadcast.buffers}, precision),
+            target=cast(seen.update.tensors, precision),
             notes=tuple(notes),
         )
         if seen.update.kind == "gradient":
@@ -135,6 +140,23 @@ class Matched(ABC):
     @abstractmethod
     def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
         """Complete the view of a model change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around(Matched):
+    """Match as `inner` does, with its view changed."""
+
+    inner: Matched
+
+    @abstractmethod
+    def changed(self, view: View, seen: Observation) -> View:
+        """The view of `inner`, changed."""
+
+    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
+        return self.changed(self.inner.view(seen, num_examples, precision, needs_scale=needs_scale), seen)
+
+    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
+        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +215,7 @@ def taken(tensor: Tensor, places: tuple[int, ...]) -> Tensor:
     return tensor if places == tuple(range(len(tensor))) else tensor[list(places)]
 
 
-def _cast(tensors: Params, precision: torch.dtype) -> dict[str, Tensor]:
+def cast(tensors: Params, precision: torch.dtype) -> dict[str, Tensor]:
     """Copies, floating-point ones in the attacker's precision."""
     return {
         name: tensor.detach().to(precision, copy=True) if tensor.is_floating_point() else tensor.detach().clone()

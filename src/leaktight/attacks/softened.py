@@ -13,22 +13,20 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from leaktight.attacks.matched import Matched, View
-from leaktight.core.training import LocalTraining
+from leaktight.attacks.matched import Around, View
 from leaktight.core.types import Observation
 
 _ABSENT = -1e4  # a padded place, whose weight is zero
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softened(Matched):
+class Softened(Around):
     """Match as `inner` does, with the max-pooling of guesses softened, ever less: temperatures from `first` to `last`.
 
     What was observed is compared as it is, so the truth explains it the better the lower the temperature. Networks
     without max-pooling are left alone.
     """
 
-    inner: Matched
     first: float = 0.1
     last: float = 5e-4
 
@@ -36,18 +34,17 @@ class Softened(Matched):
         if not 0 < self.last <= self.first:
             raise ValueError(f"expected 0 < last <= first, got first {self.first} and last {self.last}")
 
-    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
-        view = self.inner.view(seen, num_examples, precision, needs_scale=needs_scale)
+    def changed(self, view: View, seen: Observation) -> View:
+        names = [name for name, module in view.trainer.model.named_modules() if _can_be_soft(module)]
+        if not names:
+            return view
         model = copy.deepcopy(view.trainer.model)
-        names = [name for name, module in model.named_modules() if _can_be_soft(module)]
         for name in names:
             parent, _, own = name.rpartition(".")
             pool = model.get_submodule(name)
             assert isinstance(pool, nn.MaxPool2d)
             setattr(model.get_submodule(parent), own, SoftPool(pool, self.last))
-        if not names:
-            return view
-        buffers = {f"{name}.temperature": torch.tensor(self.last, dtype=precision) for name in names}
+        buffers = {f"{name}.temperature": torch.tensor(self.last, dtype=view.precision) for name in names}
         return replace(
             view,
             trainer=replace(view.trainer, model=model),
@@ -55,9 +52,6 @@ class Softened(Matched):
             annealed=dict.fromkeys(buffers, (self.first, self.last)),
             notes=(*view.notes, "max-pooling of guesses is softened"),
         )
-
-    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
-        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
 
 
 def _can_be_soft(module: nn.Module) -> bool:

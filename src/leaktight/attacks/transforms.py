@@ -13,11 +13,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from leaktight.attacks.matched import Matched, View
+from leaktight.attacks.matched import Around, View
 from leaktight.core.protocols import Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import squared_norm
-from leaktight.core.training import LocalTraining
 from leaktight.core.types import Observation, State, Update
 from leaktight.models.source import require_choice
 from leaktight.models.surgery import final_linear
@@ -26,7 +25,7 @@ Expected: TypeAlias = Literal["none", "clipping", "compression", "soteria"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsSeen(Matched):
+class AsSeen(Around):
     """Match as `inner` does, with the updates of guesses transformed as the observed one looks to have been.
 
     defense: "clipping", to the observed norm of all tensors together; "compression", the smallest entries of each
@@ -35,18 +34,13 @@ class AsSeen(Matched):
     Reference: Li et al., Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022.
     """
 
-    inner: Matched
     defense: Expected = "none"
 
     def __post_init__(self) -> None:
         require_choice("defense", self.defense, _TRANSFORMS)
 
-    def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
-        view = self.inner.view(seen, num_examples, precision, needs_scale=needs_scale)
+    def changed(self, view: View, seen: Observation) -> View:
         return _TRANSFORMS[self.defense](view, seen)
-
-    def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
-        return self.inner.explain(view, local, num_examples, needs_scale=needs_scale)
 
 
 @dataclass(frozen=True)
