@@ -53,12 +53,12 @@ class Round:
 
 
 def make_client(name: str, defense: Defense, number: int) -> Client:
-    generator = Rng(0).child(name).torch()
+    generator = Rng(0).child(name).public()
     images = torch.randint(256, (number, 3, 32, 32), generator=generator, dtype=torch.uint8)
     examples = Examples(images, torch.randint(10, (number,), generator=generator))
     model = build_model(MODELS["lenet_zhu"](), ImageShape(3, 32, 32), 10, init="default", rng=Rng(0))
     shared = defense.prepare(model, rng=Rng(1))
-    return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), Rng(2).child(name))
+    return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), Rng.fresh().child(name))
 
 
 def settled(defense: Defense, clients: Mapping[str, Client]) -> dict[str, State]:

@@ -29,7 +29,7 @@ CLIENTS, SAMPLES, BATCH = 10, 500, 32
 
 
 def federation() -> Federation:
-    generator = Rng(0).torch()
+    generator = Rng(0).public()
     count = CLIENTS * SAMPLES
     images = torch.randint(256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
     examples = Examples(images, torch.randint(10, (count,), generator=generator))
@@ -41,7 +41,7 @@ def federation() -> Federation:
         local=LocalTraining(batch_size=BATCH, learning_rate=0.01),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=1),
-        rng=Rng(0),
+        rng=Rng.fresh(),
     )
 
 
@@ -61,7 +61,7 @@ def bare_round(fed: Federation) -> None:
         client = fed.client(name)
         model = copy.deepcopy(fed.trainer.model).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        chosen, steps = plan_batches(len(client.train), fed.trainer.local, rng=Rng(0))
+        chosen, steps = plan_batches(len(client.train), fed.trainer.local, rng=Rng.fresh())
         for step in steps:
             batch = client.train.batch(chosen[step])
             optimizer.zero_grad()

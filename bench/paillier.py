@@ -46,10 +46,10 @@ def seconds(work: Callable[[], object]) -> float:
 def packed(key: SecretKey, workers: int) -> Cost:
     cipher = Paillier()
     public, secret = key.public.to_bytes(), key.to_bytes()
-    updates = [Rng(seed).numpy().normal(0, 0.05, VALUES) for seed in range(CLIENTS)]
+    updates = [Rng(seed).public_numpy().normal(0, 0.05, VALUES) for seed in range(CLIENTS)]
     sealed: list[Sealed] = []
     encrypt = seconds(
-        lambda: sealed.extend(cipher.encrypt(update, public, rng=Rng(0), workers=workers) for update in updates)
+        lambda: sealed.extend(cipher.encrypt(update, public, rng=Rng.fresh(), workers=workers) for update in updates)
     )
     total: list[Sealed] = []
     add = seconds(lambda: total.append(cipher.combine(sealed, [1] * CLIENTS, public)))
@@ -63,7 +63,7 @@ def packed(key: SecretKey, workers: int) -> Cost:
 def one_by_one(key: SecretKey) -> Cost:
     public = phe.PaillierPublicKey(key.public.n)
     private = phe.PaillierPrivateKey(public, key.p, key.q)
-    values = Rng(0).numpy().normal(0, 0.05, SAMPLE).tolist()
+    values = Rng(0).public_numpy().normal(0, 0.05, SAMPLE).tolist()
     numbers: list[phe.EncryptedNumber] = []
     encrypt = seconds(lambda: numbers.extend(public.encrypt(value) for value in values)) / SAMPLE
     sums: list[phe.EncryptedNumber] = []
@@ -74,7 +74,7 @@ def one_by_one(key: SecretKey) -> Cost:
 
 
 def main() -> None:
-    key = SecretKey.generate(2048, rng=Rng(0))
+    key = SecretKey.generate(2048, rng=Rng.fresh())
     theirs = one_by_one(key)
     print(f"{VALUES} values, {CLIENTS} clients, 2048 bits; phe computed from {SAMPLE} values")
     print(f"{'':>18} {'encrypt':>10} {'add':>9} {'decrypt':>9} {'all':>10} {'times':>7} {'MB':>7} {'smaller':>8}")

@@ -30,7 +30,7 @@ def eager_loop(seen: Observation, iterations: int) -> Loop:
     labels = seen.labels
 
     def run() -> None:
-        guess = torch.rand((len(labels), *seen.input_shape), generator=Rng(1).torch()).requires_grad_()
+        guess = torch.rand((len(labels), *seen.input_shape), generator=Rng(1).public()).requires_grad_()
         optimizer = torch.optim.Adam([guess], lr=0.025)
         best, best_loss = guess.detach().clone(), torch.tensor(torch.inf)
         model.train()

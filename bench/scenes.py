@@ -29,7 +29,7 @@ def observation(
     kind: str, batch: int, shape: ImageShape = COLOUR, local: LocalTraining | None = None, seed: int = 0
 ) -> Observation:
     """The gradient of random images on an untrained network or, given `local`, the change after that training."""
-    generator = Rng(seed).torch()
+    generator = Rng(seed).public()
     model = build_model(MODELS[kind](), shape, 10, init="default", rng=Rng(seed))
     images = torch.rand((batch, *shape), generator=generator)
     labels = torch.arange(batch) % 10

@@ -60,7 +60,8 @@ def run_command(name: str, options: Options) -> None:
     if options.dry_run:
         return
     path = run_path(name, config, options.out, options.resume)
-    with open_run(path, config.to_toml(), resume=options.resume) as folder:
+    with open_run(path, config.to_toml(), resume=options.resume, key=config.key) as folder:
+        experiment = experiment.keyed(folder.key)
         command = command_line(folder)
         with resumable(command, path, errors), AuditDisplay(_rounds(experiment, weigh), errors) as display:
             summary = run_audit(

@@ -57,7 +57,8 @@ def run_training(
         return
     path = run_path("train", config, out, resume)
     per_round = config.plan.per_round or len(federation.shares)
-    with open_run(path, config.to_toml(), resume=resume) as folder:
+    with open_run(path, config.to_toml(), resume=resume, key=config.key) as folder:
+        federation = federation.keyed(folder.key)
         plot_summary(dataset, partition, folder.path / "holdings.png")
         try:
             with TrainingDisplay(config.plan.rounds, per_round, errors) as display:

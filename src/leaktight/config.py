@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from leaktight.audit.settings import AuditSettings
 from leaktight.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, PARTITIONS
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Aggregator, Attack, Defense
+from leaktight.core.rng import parse_key
 from leaktight.core.threat import ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.data.dataset import DatasetSource
@@ -86,6 +87,8 @@ class Config:
     defenses: as they were named, at least one. Training puts several on top of each other, in that order; a comparison
     takes them one by one. attacks: those to run, if any are named. audit: None where the config does not speak of it.
     attacked: the local training behind attacked updates, where it is not `local`; `[audit.local]` in a config.
+    key: the secret root of an experiment that is to be replayed, `secret_seed` in a config; None: a fresh one. It is
+    not part of the record: the run's folder keeps it, for its owner alone.
     guard: what clients look at a model with before they train on it; None without a table `[guard]`.
     """
 
@@ -103,6 +106,7 @@ class Config:
     audit: AuditSettings | None = None
     attacked: LocalTraining | None = None
     guard: BroadcastGuard | None = None
+    key: bytes | None = field(default=None, repr=False)
 
     @property
     def defense(self) -> Defense:
@@ -212,11 +216,23 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def _resolve(tables: dict[str, Any], where: str) -> Config:
-    known = {"seed", "data", "partition", "model", "local", "federation", "threat", "guard", "audit", *_LISTS}
+    known = {
+        "seed",
+        "secret_seed",
+        "data",
+        "partition",
+        "model",
+        "local",
+        "federation",
+        "threat",
+        "guard",
+        "audit",
+        *_LISTS,
+    }
     for name in tables:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
-        if name not in ("seed", *_LISTS) and not isinstance(tables[name], Mapping):
+        if name not in ("seed", "secret_seed", *_LISTS) and not isinstance(tables[name], Mapping):
             raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
     data, model, federation, audit = ({**tables.get(name, {})} for name in ("data", "model", "federation", "audit"))
     attacked = audit.pop("local", None)
@@ -239,7 +255,15 @@ def _resolve(tables: dict[str, Any], where: str) -> Config:
         audit=build(AuditSettings, audit, where, "audit", also=("local",)) if "audit" in tables else None,
         attacked=None if attacked is None else _attacked(tables["local"], attacked, where),
         guard=build(BroadcastGuard, tables["guard"], where, "guard") if "guard" in tables else None,
+        key=_key(tables["secret_seed"], where) if "secret_seed" in tables else None,
     )
+
+
+def _key(text: Any, where: str) -> bytes:
+    try:
+        return parse_key(checked(str, text, where, "secret_seed"))
+    except ValueError as error:
+        raise ConfigError(f"{where}: secret_seed: {error}; copy it from secret.key of the run to replay") from error
 
 
 def _attacked(local: Mapping[str, Any], changes: Any, where: str) -> LocalTraining:

@@ -53,7 +53,8 @@ def server_app(config: Path | str) -> ServerApp:
         watched = record_updates(grid, str(said["record"])) if said.get("record") else grid
         if not said.get("folder"):
             raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
-        with open_run(Path(str(said["folder"])), settings.to_toml(), resume=True) as folder:
+        with open_run(Path(str(said["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
+            federation = federation.keyed(folder.key)
             engine = partial(_played, watched, folder.path / "flower", float(said.get("join-seconds", 120)))
             summary = train(
                 federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_tell

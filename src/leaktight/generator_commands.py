@@ -129,7 +129,7 @@ def _drawing(file: Path, seed: int) -> Callable[[Path], None]:
 
     def draw(path: Path) -> None:
         generator = Dcgan(path=str(file)).read()
-        latents = torch.randn(SHEET, generator.latent, generator=Rng(seed).child("sheet").torch())
+        latents = torch.randn(SHEET, generator.latent, generator=Rng(seed).child("sheet").public())
         images = (generator.sample(latents) * 255).round().byte().permute(0, 2, 3, 1).numpy()
         rows = [np.concatenate(list(images[first : first + 8]), axis=1) for first in range(0, SHEET, 8)]
         pixels = np.concatenate(rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 
 from leaktight.config import Config
 from leaktight.core.rng import Rng
+from leaktight.core.secret import KEY_BYTES
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Partition, Pooled
 from leaktight.data.sources import data_root
@@ -22,7 +24,7 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
 
 def build_federation(config: Config, dataset: Dataset, partition: Partition) -> Federation:
     """Clients, server and model as the configuration says, with all of it checked to fit together."""
-    rng = Rng(config.seed)
+    rng = Rng(config.seed, key=config.key or secrets.token_bytes(KEY_BYTES))
     model = build_model(
         config.model.source, dataset.shape, dataset.num_classes, init=config.model.init, rng=rng.child("model")
     )

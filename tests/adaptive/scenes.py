@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.protocols import Attack, Defense
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Observation, Params, State, UpdateKind
@@ -37,7 +37,7 @@ class Scene:
 
     def score(self, attack: Attack, seed: int = 0) -> float:
         """PSNR of the attack's guess, the mean over examples."""
-        guess = attack.reconstruct([self.seen], rng=Rng(seed)).guess.inputs
+        guess = attack.reconstruct([self.seen], rng=replayed(seed)).guess.inputs
         return score(guess, self.truth)
 
 
@@ -52,7 +52,7 @@ def digits() -> Dataset:
 
 def examples(count: int, seed: int) -> Examples:
     train = digits().train
-    return train.take(torch.randperm(len(train), generator=Rng(seed).child("examples").torch())[:count])
+    return train.take(torch.randperm(len(train), generator=replayed(seed).child("examples").public())[:count])
 
 
 def play(
@@ -69,10 +69,10 @@ def play(
 ) -> Scene:
     """One round of one client, which holds `count` digits, with a LeNet of wide weights."""
     data = digits()
-    plain = build_model(LeNetZhu(activation="sigmoid"), data.shape, data.num_classes, init="wide", rng=Rng(seed))
-    model = defense.prepare(plain, rng=Rng(seed).child("prepare"))
+    plain = build_model(LeNetZhu(activation="sigmoid"), data.shape, data.num_classes, init="wide", rng=replayed(seed))
+    model = defense.prepare(plain, rng=replayed(seed).child("prepare"))
     held = examples(count, seed)
-    client = Client("a", held, held, Trainer(model, local, defense=defense), FedAvg(), Rng(noise_seed))
+    client = Client("a", held, held, Trainer(model, local, defense=defense), FedAvg(), replayed(noise_seed))
     broadcast = Broadcast(params or cloned(parameters_of(model)), cloned(buffers_of(model)), round_index)
     done = client.train_round(Train(broadcast, local.learning_rate, kind), state)
     truth = done.truth()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.adaptive.scenes import LOCAL, play
+from tests.seeds import replayed
 
 from leaktight.adaptive.knowing import Knowing
 from leaktight.adaptive.table import ADAPTATIONS
@@ -25,7 +26,6 @@ from leaktight.catalogue import ADAPTIVE, DEFENSES
 from leaktight.config import kind_of, settings_of
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import Attack, Defense
-from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import UpdateKind
@@ -114,8 +114,8 @@ def test_it_runs_touches_nothing_and_depends_on_its_seed_alone(kind: str) -> Non
     scene = play(CASES[kind], kind=update)
     before = {name: tensor.clone() for name, tensor in scene.seen.update.tensors.items()}
     weights = {name: tensor.clone() for name, tensor in scene.seen.model.state_dict().items()}
-    first = made(kind).reconstruct([scene.seen], rng=Rng(1))
-    again = made(kind).reconstruct([scene.seen], rng=Rng(1))
+    first = made(kind).reconstruct([scene.seen], rng=replayed(1))
+    again = made(kind).reconstruct([scene.seen], rng=replayed(1))
     assert first.guess.inputs.shape == scene.truth.inputs.shape
     assert bool(torch.isfinite(first.guess.inputs).all())
     assert torch.equal(first.guess.inputs, again.guess.inputs)
@@ -142,8 +142,10 @@ def test_its_iterations_are_traced_and_agree_with_eager_ones(kind: str) -> None:
     """Weights, unknowns and models of a defense are part of the one traced function; plain steps, as signs jump."""
     parallel, local = TRACED[kind]
     scene = play(CASES[kind], kind="delta", local=local)
-    traced = made(kind, replace(FIRST_ORDER, parallel=parallel)).reconstruct([scene.seen], rng=Rng(1))
-    eager = made(kind, replace(FIRST_ORDER, backend="eager", parallel="none")).reconstruct([scene.seen], rng=Rng(1))
+    traced = made(kind, replace(FIRST_ORDER, parallel=parallel)).reconstruct([scene.seen], rng=replayed(1))
+    eager = made(kind, replace(FIRST_ORDER, backend="eager", parallel="none")).reconstruct(
+        [scene.seen], rng=replayed(1)
+    )
     assert traced.notes["backend"] == "fx"
     assert traced.loss == pytest.approx(eager.loss, rel=1e-6)
     torch.testing.assert_close(traced.guess.inputs, eager.guess.inputs, rtol=0, atol=1e-5)
@@ -152,9 +154,9 @@ def test_its_iterations_are_traced_and_agree_with_eager_ones(kind: str) -> None:
 def test_what_is_not_disclosed_is_not_used() -> None:
     scene = play(CASES["outpost"])
     with pytest.raises(NotDisclosedError, match="'defense'"):
-        made("outpost").reconstruct([replace(scene.seen, defense=None)], rng=Rng(0))
+        made("outpost").reconstruct([replace(scene.seen, defense=None)], rng=replayed(0))
     with pytest.raises(UsageError, match="for which this attacker was made"):
-        made("compression").reconstruct([scene.seen], rng=Rng(0))
+        made("compression").reconstruct([scene.seen], rng=replayed(0))
 
 
 @pytest.mark.parametrize("attack", [MeanImage(), PriorOnly(iterations=1), Agic(epochs=2)], ids=lambda each: type(each))

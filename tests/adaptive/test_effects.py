@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from tests.adaptive.scenes import LOCAL, play, score
+from tests.seeds import replayed
 
 from leaktight.adaptive.table import adapt
 from leaktight.attacks.presets import CsDlg, Dlg, IdlgAttack, Preset
 from leaktight.core.protocols import Attack, Defense
-from leaktight.core.rng import Rng
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.clipping import Clipping
 from leaktight.defenses.compression import GradientCompression
@@ -82,7 +82,7 @@ def test_noise_meets_a_prior_and_repeated_rounds_average_it_away() -> None:
     scenes = [play(defense, noise_seed=number) for number in range(16)]
     attack = knows(CSDLG, defense)
     unaware, once = scenes[0].score(CSDLG), scenes[0].score(attack)
-    often = score(attack.reconstruct([scene.seen for scene in scenes], rng=Rng(0)).guess.inputs, scenes[0].truth)
+    often = score(attack.reconstruct([scene.seen for scene in scenes], rng=replayed(0)).guess.inputs, scenes[0].truth)
     assert once > unaware + 1.5, (unaware, once)
     assert often > once + 2, (once, often)
 
@@ -90,12 +90,12 @@ def test_noise_meets_a_prior_and_repeated_rounds_average_it_away() -> None:
 @pytest.mark.parametrize("defense", [AdaDefense(), FedKl(key_length=16), Precode(latent_size=8)], ids=lambda d: type(d))
 def test_labels_that_would_be_searched_for_are_read(defense: Defense) -> None:
     scene = play(defense)
-    found = knows(replace(DLG, iterations=1), defense).reconstruct([replace(scene.seen, labels=None)], rng=Rng(0))
+    found = knows(replace(DLG, iterations=1), defense).reconstruct([replace(scene.seen, labels=None)], rng=replayed(0))
     assert found.guess.targets.tolist() == scene.truth.targets.tolist()
 
 
 def test_idlg_reads_the_label_of_an_inverted_stand_in() -> None:
     scene = play(AdaDefense())
     attack = knows(IdlgAttack(iterations=1, restarts=1), AdaDefense())
-    found = attack.reconstruct([replace(scene.seen, labels=None)], rng=Rng(0))
+    found = attack.reconstruct([replace(scene.seen, labels=None)], rng=replayed(0))
     assert found.guess.targets.tolist() == scene.truth.targets.tolist()

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adaptive.scenes import LOCAL, Scene, digits, play
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.adaptive.adadefense import confidence, first_step, invert
@@ -24,7 +25,7 @@ from leaktight.adaptive.table import adaptation_to
 from leaktight.attacks.matched import Simulation, View
 from leaktight.attacks.presets import CsDlg
 from leaktight.core.protocols import ClientFacts, Defense
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.types import Params
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.clipping import Clipping
@@ -108,7 +109,7 @@ def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["firs
     defense = FedKl(key_length=16, blocks=blocks)
     scene = play(defense)
     facts = ClientFacts("a", 1, 1)
-    model, _ = defense.start(copy.deepcopy(scene.seen.model), facts, rng=Rng(0).child("defense", "start"))
+    model, _ = defense.start(copy.deepcopy(scene.seen.model), facts, rng=replayed(0).child("defense", "start"))
     locks = {name: lock for name, lock in model.named_modules() if isinstance(lock, KeyLock)}
     truth = {
         f"{name}.{part}": value.detach().double()
@@ -125,7 +126,7 @@ def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["firs
 def test_the_true_noise_explains_a_precode_update() -> None:
     defense = Precode(latent_size=8)
     scene = play(defense)
-    with global_seed(Rng(0).child("round", 0).child("model")):
+    with global_seed(replayed(0).child("round", 0).child("model")):
         noise = torch.randn(1, 8).double()
     (name,) = view_of(scene).unknowns
     assert explained(scene, {name: noise}) < 1e-9
@@ -138,7 +139,7 @@ def test_the_true_noise_explains_a_precode_update() -> None:
 def test_the_first_stand_in_is_inverted(form: Literal["adam", "adagrad", "yogi"], other: str) -> None:
     variant: Literal["paper", "code"] = "code" if other == "code" else "paper"
     defense = AdaDefense(form=form, variant=variant, epsilon_inside=other == "inside")
-    gradient = {"w": torch.randn(500, generator=Rng(0).torch()).double() * 1e-3, "zero": torch.zeros(3).double()}
+    gradient = {"w": torch.randn(500, generator=replayed(0).public()).double() * 1e-3, "zero": torch.zeros(3).double()}
     stand_in, _ = defense.stand_in(gradient, {"time": 0, "first": {}, "second": {}})
     for name, tensor in stand_in.items():
         torch.testing.assert_close(invert(tensor, defense), gradient[name], rtol=1e-5, atol=0)
@@ -194,7 +195,7 @@ def test_solutions_of_a_sample_hold_the_truth() -> None:
 @given(size=st.floats(0.05, 20.0))
 @settings(max_examples=20, deadline=None)
 def test_the_mean_size_is_the_inverse_of_the_share_drawn(size: float) -> None:
-    values = torch.empty(200_000, dtype=torch.float64).exponential_(generator=Rng(0).torch()) * size
+    values = torch.empty(200_000, dtype=torch.float64).exponential_(generator=replayed(0).public()) * size
     share = float((values.square() / (values.square() + 1)).mean())
     assert mean_size(share) == pytest.approx(size, rel=0.05)
 
@@ -237,8 +238,8 @@ def test_soterias_zero_columns_are_left_out_and_after_several_steps_the_layer() 
 
 def test_runs_that_fit_count_and_runs_of_noise_do_not() -> None:
     noise = torch.zeros(3000, dtype=torch.float64)
-    noise[1000:2000] = torch.randn(1000, generator=Rng(0).torch()).double()
-    rest = 1e-3 * torch.randn(3000, generator=Rng(1).torch()).double()
+    noise[1000:2000] = torch.randn(1000, generator=replayed(0).public()).double()
+    rest = 1e-3 * torch.randn(3000, generator=replayed(1).public()).double()
     weights = flat(fitness({"a": (noise + rest)[:1500], "b": (noise + rest)[1500:]}, 32, 0.25))
     assert float(weights[1050:1950].max()) < 0.01
     assert float(weights[:950].min()) > 0.4

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.core.rng import Rng
 from leaktight.models.gan import OwnGenerator
 
 SIDE = 4
@@ -16,7 +16,7 @@ class Linear(nn.Module):
 
     def __init__(self, latent: int, num_classes: int | None) -> None:
         super().__init__()
-        draws = Rng(0).child("linear").torch()
+        draws = replayed(0).child("linear").public()
         self.matrix = nn.Parameter(0.05 * torch.randn(SIDE * SIDE, latent, generator=draws))
         self.offset = nn.Parameter(0.2 * torch.rand(num_classes or 1, SIDE * SIDE, generator=draws))
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.audit.experiment import tampered, truth_of
 from leaktight.core.protocols import ActiveAttack, Defense, Guard
-from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Mode, Observation, RoundTrace
@@ -43,7 +43,7 @@ class Scene:
             asked = replace(honest, round=len(seen))
             model = self.federation.trainer.model
             sent = attack.tamper(
-                Broadcast(asked.params, asked.buffers, asked.round, model), seen, rng=Rng(seed).child("tamper")
+                Broadcast(asked.params, asked.buffers, asked.round, model), seen, rng=replayed(seed).child("tamper")
             )
             if sent is None:
                 members = self.names[:1] if self.threat.sees == "client" else sorted(traces[-1].clients)
@@ -70,13 +70,13 @@ def scene(
     seed: int = 0,
 ) -> Scene:
     """Clients of `batch` examples each: those named, or the first of a random order; the rest is public."""
-    order = torch.randperm(len(data.train), generator=Rng(seed).child("order").torch())
+    order = torch.randperm(len(data.train), generator=replayed(seed).child("order").public())
     own = torch.tensor(examples) if examples is not None else order[: batch * clients]
     held = replace(data, train=data.train.take(own), groups=None)
-    public = data.test.batch(torch.randperm(len(data.test), generator=Rng(seed).child("public").torch())[:512])
+    public = data.test.batch(torch.randperm(len(data.test), generator=replayed(seed).child("public").public())[:512])
     federation = assemble(
         held,
-        Iid(clients=clients, validation=0.0).split(held, rng=Rng(seed)),
+        Iid(clients=clients, validation=0.0).split(held, rng=replayed(seed)),
         model,
         local=LocalTraining(batch_size=batch, learning_rate=0.1),
         aggregator=FedSgd() if steps == "gradient" else FedAvg(),
@@ -84,7 +84,7 @@ def scene(
         defense=defense,
         mode=mode,
         guard=guard,
-        rng=Rng(seed).child("federation"),
+        rng=replayed(seed).child("federation"),
     )
     names = tuple(sorted(federation.shares))
     return Scene(federation, names, public, threat or ThreatModel(server="malicious", knows=KNOWS))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from tests.seeds import replayed
 from torch import nn
 
-from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
@@ -18,7 +18,7 @@ from leaktight.fl.local import Trainer, local_update, plan_batches
 
 def draw(data: Dataset, count: int, seed: int, classes: int | None = None, unique: bool = False) -> Batch:
     """Random training examples: of all classes, of some `classes`, or with no label twice."""
-    generator = Rng(seed).child("examples").torch()
+    generator = replayed(seed).child("examples").public()
     order = torch.randperm(len(data.train), generator=generator)
     targets = data.train.targets[order]
     if classes is not None:
@@ -42,7 +42,7 @@ def observe(
     """The gradient of the batch or, given `local`, the change after that local training on it."""
     settings = local or LocalTraining(batch_size=len(batch))
     kind: UpdateKind = "gradient" if local is None else "delta"
-    _, steps = plan_batches(len(batch), settings, rng=Rng(seed).child("steps"))
+    _, steps = plan_batches(len(batch), settings, rng=replayed(seed).child("steps"))
     params, buffers = cloned(parameters_of(model)), cloned(buffers_of(model))
     result = local_update(
         Trainer(model, settings, mode=mode),

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.seeds import replayed
 from torch import Tensor, fx
 from torch.func import grad
 
 from leaktight.attacks.backends import make_runnable
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 
 
 def graph_of(function: object, *inputs: Tensor) -> fx.GraphModule:
@@ -26,7 +27,7 @@ def test_what_changes_nothing_is_left_out() -> None:
         y = x.pow(1).sum(0, keepdim=True).expand(1, 3)
         return (y.clone().mul_(2), x.pow(2).sum(1))
 
-    x = torch.rand(1, 3, generator=Rng(0).torch())
+    x = torch.rand(1, 3, generator=replayed(0).public())
     graph = graph_of(function, x)
     for found, wanted in zip(graph(x), function(x), strict=True):
         assert torch.equal(found, wanted)
@@ -48,7 +49,7 @@ def test_a_double_backward_computes_no_gradient_that_nobody_uses() -> None:
 
         return (grad(norm)(x),)
 
-    generator = Rng(1).torch()
+    generator = replayed(1).public()
     x, weight = torch.rand(2, 3, 6, 6, generator=generator), torch.rand(4, 3, 3, 3, generator=generator)
     graph = graph_of(function, x, weight)
     torch.testing.assert_close(graph(x, weight)[0], function(x, weight)[0])
@@ -64,9 +65,9 @@ def test_random_numbers_are_drawn_twice_where_they_were() -> None:
 
     x = torch.ones(100)
     graph = graph_of(function, x)
-    with global_seed(Rng(2)):
+    with global_seed(replayed(2)):
         first, second = graph(x)
-    with global_seed(Rng(2)):
+    with global_seed(replayed(2)):
         wanted = function(x)
     assert not torch.equal(first, second)
     assert torch.equal(first, wanted[0])

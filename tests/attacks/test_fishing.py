@@ -8,13 +8,13 @@ from typing import Literal
 import pytest
 import torch
 from tests.attacks.malicious import Scene, scene
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.fishing import Fishing, Strategy, caught
 from leaktight.attacks.labels import Wainakh
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
 from leaktight.core.protocols import ActiveAttack
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import cloned
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -35,7 +35,7 @@ def digits() -> Dataset:
 
 
 def network(data: Dataset, kind: str) -> nn.Module:
-    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=Rng(4))
+    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=replayed(4))
 
 
 def batch_with(data: Dataset, wanted: int, others: int) -> list[int]:
@@ -71,7 +71,7 @@ def of_class(truth: Batch, label: int = TARGET) -> Batch:
 def test_the_update_becomes_that_of_one_image(digits: Dataset, kind: str) -> None:
     attack = Fishing(target=TARGET, class_weight=0.5 if kind == "lenet_zhu" else 1e-4)  # features of 16 and of 10^4
     truth, seen = pond(digits, kind, "eval").play(attack)
-    one = attack.catch(seen, rng=Rng(0))
+    one = attack.catch(seen, rng=replayed(0))
     own = alone(seen[-1], of_class(truth), "eval")
     assert len(seen) == 2, "an honest query for the labels, and one with another last layer"
     assert one.batch_size == 1
@@ -87,19 +87,19 @@ def test_the_update_becomes_that_of_one_image(digits: Dataset, kind: str) -> Non
 def test_batch_statistics_spoil_it(digits: Dataset) -> None:
     attack = Fishing(target=TARGET)
     truth, seen = pond(digits, "resnet20", "train").play(attack)
-    one = attack.catch(seen, rng=Rng(0))
+    one = attack.catch(seen, rng=replayed(0))
     assert cosine(one.update.tensors, alone(seen[-1], of_class(truth), "train")) < 0.5
 
 
 def test_the_image_is_found_among_others_and_not_without_tampering() -> None:
     small = Digits(size=8).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), small.shape, small.num_classes, init="wide", rng=Rng(4))
+    model = build_model(MODELS["lenet_zhu"](), small.shape, small.num_classes, init="wide", rng=replayed(4))
 
     def closeness(strategy: Strategy) -> float:
         attack = Fishing(target=TARGET, strategy=strategy, iterations=80, learning_rate=0.1, backend="eager")
         played = scene(small, model, batch=16, examples=batch_with(small, 1, 15))
         truth, seen = played.play(attack)
-        found = attack.reconstruct(seen, rng=Rng(0))
+        found = attack.reconstruct(seen, rng=replayed(0))
         assert found.guess.targets.tolist() == [TARGET]
         return float(psnr(found.guess.inputs, of_class(truth).inputs))
 
@@ -109,7 +109,7 @@ def test_the_image_is_found_among_others_and_not_without_tampering() -> None:
 def test_labels_are_read_from_an_honest_update_and_choose_the_rarest_class(digits: Dataset) -> None:
     attack = Fishing()
     truth, seen = pond(digits, "lenet_zhu", "eval", wanted=1, others=63).play(attack)
-    target, strategy = attack._plan(seen[0], Rng(0))
+    target, strategy = attack._plan(seen[0], replayed(0))
     counts = torch.bincount(truth.targets, minlength=10)
     assert counts[target] > 0
     assert counts[target] <= counts[counts > 0].min() + 1, "inferred, so not always exact"
@@ -125,7 +125,7 @@ def test_one_feature_separates_images_of_one_class(digits: Dataset) -> None:
     assert counts[0] == pytest.approx(12, rel=1e-3)
     assert counts[1] == pytest.approx(6, abs=3), "those below the mean"
     assert counts[-1] < 1.5, "each query keeps those below the mean of the last"
-    one = attack.catch(seen, rng=Rng(0))
+    one = attack.catch(seen, rng=replayed(0))
     each = [alone(seen[-1], Batch(truth.inputs[n : n + 1], truth.targets[n : n + 1]), "eval") for n in range(12)]
     sending = [own for own in each if any(bool(own[name].any()) for name in one.update.tensors)]
     assert len(sending) == 1

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.malicious import scene
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.attacks.glaus import Glaus, Magnitudes
 from leaktight.attacks.presets import IdlgAttack
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import ActiveAttack
-from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Update
@@ -31,7 +31,7 @@ QUERIES = 300
 def asked() -> tuple[Batch, list[Observation]]:
     """The truth, and what a server saw that asked one client again and again in ordinary rounds."""
     data = Digits(size=16).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, 10, init="wide", rng=Rng(1))
+    model = build_model(MODELS["lenet_zhu"](), data.shape, 10, init="wide", rng=replayed(1))
     place = scene(data, model, batch=1, examples=[5], defense=MinMaxSampling())
     return place.play(Glaus(queries=QUERIES))
 
@@ -69,7 +69,7 @@ def test_the_estimate_is_near_the_gradient_and_nearer_with_more_queries(
     truth, seen = asked
     own = gradient(seen[0], truth)
     attack = Glaus(magnitudes=magnitudes)
-    few, many = (attack.estimate(part, rng=Rng(0)).update.tensors for part in (seen[:10], seen))
+    few, many = (attack.estimate(part, rng=replayed(0)).update.tensors for part in (seen[:10], seen))
     assert cosine(many, own) > 0.95
     assert cosine(many, own) > cosine(few, own)
 
@@ -78,14 +78,14 @@ def test_an_update_that_is_not_sampled_is_taken_as_it_is(asked: tuple[Batch, lis
     truth, seen = asked
     own = gradient(seen[0], truth)
     plain = [replace(each, update=Update(own, "gradient", 1)) for each in seen[:3]]
-    torch.testing.assert_close(flat(Glaus().estimate(plain, rng=Rng(0)).update.tensors), flat(own))
+    torch.testing.assert_close(flat(Glaus().estimate(plain, rng=replayed(0)).update.tensors), flat(own))
 
 
 def test_the_mean_of_the_values_is_unbiased() -> None:
     """Two computations: the estimate, and numpy's mean of the same samples; both within three standard errors of g."""
     own = torch.linspace(-1, 1, 40, dtype=torch.float64)
     samples = [
-        MinMaxSampling(keep_share=0.25).perturb({"w": own}, rng=Rng(number), report=lambda *_: None)["w"]
+        MinMaxSampling(keep_share=0.25).perturb({"w": own}, rng=replayed(number), report=lambda *_: None)["w"]
         for number in range(4000)
     ]
     mean = torch.stack(samples).mean(0)
@@ -95,8 +95,8 @@ def test_the_mean_of_the_values_is_unbiased() -> None:
 
 def test_the_image_is_found_where_one_sample_does_not_show_it(asked: tuple[Batch, list[Observation]]) -> None:
     truth, seen = asked
-    alone = IdlgAttack(iterations=10, restarts=1).reconstruct(seen[:1], rng=Rng(2)).guess
-    found = Glaus(iterations=10, restarts=1, magnitudes="odds").reconstruct(seen, rng=Rng(2))
+    alone = IdlgAttack(iterations=10, restarts=1).reconstruct(seen[:1], rng=replayed(2)).guess
+    found = Glaus(iterations=10, restarts=1, magnitudes="odds").reconstruct(seen, rng=replayed(2))
     assert int(found.guess.targets) == int(truth.targets)
     similar = [float(ssim(guess.clamp(0, 1), truth.inputs)) for guess in (found.guess.inputs, alone.inputs)]
     assert similar[0] > 0.5 > similar[1]
@@ -110,20 +110,20 @@ def test_what_it_needs_is_named(asked: tuple[Batch, list[Observation]]) -> None:
     assert isinstance(Glaus(), ActiveAttack)
     hidden = [replace(each, public_data=None) for each in seen[:3]]
     with pytest.raises(NotDisclosedError, match="public_data"):
-        Glaus().estimate(hidden, rng=Rng(0))
+        Glaus().estimate(hidden, rng=replayed(0))
     assert Knowledge.PUBLIC_DATA not in Glaus(magnitudes="values").requires
-    Glaus(magnitudes="values").estimate(hidden, rng=Rng(0))
+    Glaus(magnitudes="values").estimate(hidden, rng=replayed(0))
     other = replace(
         seen[1],
         broadcast=replace(seen[1].broadcast, params={n: t + 1 for n, t in seen[1].broadcast.params.items()}),
     )
     with pytest.raises(UsageError, match="one and the same model"):
-        Glaus().estimate([seen[0], other], rng=Rng(0))
+        Glaus().estimate([seen[0], other], rng=replayed(0))
     broken = replace(seen[0], update=Update({n: t * torch.nan for n, t in seen[0].update.tensors.items()}, "gradient"))
     with pytest.raises(UsageError, match="not finite"):
-        Glaus().estimate([broken], rng=Rng(0))
+        Glaus().estimate([broken], rng=replayed(0))
     with pytest.raises(UsageError, match="at least one"):
-        Glaus().estimate([], rng=Rng(0))
+        Glaus().estimate([], rng=replayed(0))
 
 
 @pytest.mark.parametrize("bad", [{"queries": 0}, {"colluders": 0}, {"magnitudes": "guess"}])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import wasserstein_distance
 from tests.attacks.scenes import draw, observe
+from tests.seeds import replayed
 
 from leaktight.attacks.descent import RmsProp
 from leaktight.attacks.grnn import Grnn, UntrainedGenerator
@@ -19,7 +20,6 @@ from leaktight.attacks.presets import PriorOnly
 from leaktight.attacks.search import Problem
 from leaktight.attacks.spread import choose
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, ImageShape, Observation
 from leaktight.data.embedded import Digits, Photos
 from leaktight.metrics import psnr
@@ -31,7 +31,7 @@ QUICK = Grnn(iterations=3, latent=8, parallel="none", backend="eager", onednn=Fa
 
 def seen_photo(model: str = "lenet_zhu", count: int = 1) -> tuple[Observation, Batch]:
     photos = Photos().load(Path())
-    network = build_model(MODELS[model](), photos.shape, photos.num_classes, init="wide", rng=Rng(3))
+    network = build_model(MODELS[model](), photos.shape, photos.num_classes, init="wide", rng=replayed(3))
     batch = draw(photos, count, seed=3)
     return observe(network, batch, photos.num_classes), batch
 
@@ -39,7 +39,7 @@ def seen_photo(model: str = "lenet_zhu", count: int = 1) -> tuple[Observation, B
 @pytest.mark.parametrize(("size", "doublings"), [(28, 3), (32, 3), (64, 4), (128, 5), (256, 6)])
 def test_the_generator_grows_with_the_resolution(size: int, doublings: int) -> None:
     generator = GrnnGenerator(4, ImageShape(3, size, size))
-    images = generator(torch.randn(1, 4, generator=Rng(0).torch())).detach()
+    images = generator(torch.randn(1, 4, generator=replayed(0).public())).detach()
     assert images.shape == (1, 3, size, size)
     assert 0 < float(images.min()) < float(images.max()) < 1
     assert len(generator.blocks) == doublings
@@ -48,7 +48,7 @@ def test_the_generator_grows_with_the_resolution(size: int, doublings: int) -> N
 
 
 def test_other_sizes_are_cut_from_the_middle() -> None:
-    noise = torch.randn(2, 4, generator=Rng(0).torch())
+    noise = torch.randn(2, 4, generator=replayed(0).public())
     whole, cut = GrnnGenerator(4, ImageShape(1, 32, 32)), GrnnGenerator(4, ImageShape(1, 28, 20))
     cut.load_state_dict(whole.state_dict())
     torch.testing.assert_close(cut(noise), whole(noise)[:, :, 2:30, 6:26])
@@ -70,7 +70,7 @@ def terms_of(attack: Grnn, guess: torch.Tensor, target: torch.Tensor) -> list[fl
 
 
 def test_the_loss_is_that_of_the_paper_or_of_the_code() -> None:
-    guess, target = torch.randn(2, 6, 5, generator=Rng(1).torch(), dtype=torch.float64)
+    guess, target = torch.randn(2, 6, 5, generator=replayed(1).public(), dtype=torch.float64)
     squared = float((guess - target).square().sum())
     sorted_distance = wasserstein_distance(guess.flatten().numpy(), target.flatten().numpy())
     assert terms_of(Grnn(), guess, target) == pytest.approx([squared, sorted_distance])
@@ -102,7 +102,7 @@ def test_wrong_settings_are_refused(settings: dict[str, float], complaint: str) 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rmsprop_is_that_of_pytorch(momentum: float) -> None:
-    start = torch.randn(7, generator=Rng(2).torch(), dtype=torch.float64)
+    start = torch.randn(7, generator=replayed(2).public(), dtype=torch.float64)
     parameter = start.clone().requires_grad_()
     reference = torch.optim.RMSprop([parameter], lr=1e-2, momentum=momentum)
     ours = RmsProp(learning_rate=1e-2, momentum=momentum)
@@ -117,19 +117,19 @@ def test_rmsprop_is_that_of_pytorch(momentum: float) -> None:
 
 def test_noise_stays_and_weights_are_drawn_anew() -> None:
     problem = Problem([], None, 5, ImageShape(1, 28, 28), 10)
-    form = UntrainedGenerator(latent=6).form(problem, Rng(0), torch.float64)
-    one, two = form.draw(Rng(1)), form.draw(Rng(2))
+    form = UntrainedGenerator(latent=6).form(problem, replayed(0), torch.float64)
+    one, two = form.draw(replayed(1)), form.draw(replayed(2))
     assert form.constants["noise"].shape == (5, 6)
     assert all(weight.dtype == torch.float64 for weight in one.values())
     images = form.images(one, form.constants)
     assert images.shape == (5, 1, 28, 28)
     assert not torch.equal(images, form.images(two, form.constants))
-    assert torch.equal(images, form.images(form.draw(Rng(1)), form.constants))
+    assert torch.equal(images, form.images(form.draw(replayed(1)), form.constants))
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     seen, _ = seen_photo(count=2)
-    one, two, other = (QUICK.reconstruct([seen], rng=Rng(seed)) for seed in (5, 5, 6))
+    one, two, other = (QUICK.reconstruct([seen], rng=replayed(seed)) for seed in (5, 5, 6))
     assert torch.equal(one.guess.inputs, two.guess.inputs)
     assert torch.equal(one.guess.targets, two.guess.targets)
     assert not torch.equal(one.guess.inputs, other.guess.inputs)
@@ -137,7 +137,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
 
 def test_victims_abreast_come_out_as_alone() -> None:
     pairs = [seen_photo()[0], replace(seen_photo()[0])]
-    rngs = [Rng(7).child(place) for place in range(2)]
+    rngs = [replayed(7).child(place) for place in range(2)]
     attack = replace(QUICK, precision="float64", restarts=2)
     alone = reconstruct_all(attack, [[seen] for seen in pairs], rngs=rngs)
     abreast = reconstruct_all(replace(attack, parallel="vmap"), [[seen] for seen in pairs], rngs=rngs)
@@ -147,7 +147,7 @@ def test_victims_abreast_come_out_as_alone() -> None:
 
 def test_victims_go_in_turn_unless_told_otherwise() -> None:
     seen, _ = seen_photo()
-    problem = Grnn().matching().problem([seen], rng=Rng(0))
+    problem = Grnn().matching().problem([seen], rng=replayed(0))
     assert choose(Grnn().matching(), problem, victims=4, workers=1) == ("none", 1)
     assert choose(Grnn(parallel="vmap").matching(), problem, victims=4, workers=1) == ("vmap", 1)
 
@@ -155,16 +155,16 @@ def test_victims_go_in_turn_unless_told_otherwise() -> None:
 def test_known_labels_need_no_label_branch() -> None:
     seen, batch = seen_photo()
     known = replace(seen, labels=batch.targets)
-    found = replace(QUICK, labels=Given()).reconstruct([known], rng=Rng(0))
+    found = replace(QUICK, labels=Given()).reconstruct([known], rng=replayed(0))
     assert torch.equal(found.guess.targets, batch.targets)
 
 
 def test_a_batch_of_256() -> None:
     digits = Digits().load(Path())
-    network = build_model(MODELS["grnn_lenet"](), digits.shape, digits.num_classes, init="wide", rng=Rng(0))
+    network = build_model(MODELS["grnn_lenet"](), digits.shape, digits.num_classes, init="wide", rng=replayed(0))
     batch = draw(digits, 256, seed=0)
     attack = replace(QUICK, iterations=1, latent=128, variant="code")
-    found = attack.reconstruct([observe(network, batch, digits.num_classes)], rng=Rng(0))
+    found = attack.reconstruct([observe(network, batch, digits.num_classes)], rng=replayed(0))
     assert found.guess.inputs.shape == batch.inputs.shape
     assert len(set(found.guess.inputs.mean((1, 2, 3)).tolist())) == 256
 
@@ -172,9 +172,9 @@ def test_a_batch_of_256() -> None:
 def test_it_finds_more_than_no_look_at_the_update() -> None:
     seen, batch = seen_photo()
     attack = Grnn(iterations=300, latent=16, learning_rate=3e-4, variant="code", decay="constant")
-    first = replace(attack, iterations=1).reconstruct([seen], rng=Rng(0))
-    found = attack.reconstruct([seen], rng=Rng(0))
-    blind = PriorOnly(iterations=20).reconstruct([seen], rng=Rng(0))
+    first = replace(attack, iterations=1).reconstruct([seen], rng=replayed(0))
+    found = attack.reconstruct([seen], rng=replayed(0))
+    blind = PriorOnly(iterations=20).reconstruct([seen], rng=replayed(0))
     assert found.loss < 0.5 * first.loss
     assert torch.equal(found.guess.targets, batch.targets)
     control = max(float(psnr(each.guess.inputs, batch.inputs)) for each in (first, blind))

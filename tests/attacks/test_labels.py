@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tests.attacks.scenes import draw, observe
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks.geng import round_to_total, step_effects
 from leaktight.attacks.labels import BiasCorrected, Geng, Given, Idlg, Joint, LabelStrategy, Wainakh, Yin
 from leaktight.core.errors import LeaktightError, ModelError, NotDisclosedError, UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.tensors import cloned, digest
 from leaktight.core.training import LocalTraining
@@ -49,10 +49,10 @@ def accuracy(
     local = scene.pop("local", None)
     scores = []
     for seed in range(trials):
-        model = build_model(source, data.shape, data.num_classes, init=init, rng=Rng(seed).child("model"))
+        model = build_model(source, data.shape, data.num_classes, init=init, rng=replayed(seed).child("model"))
         batch = draw(data, count, seed, **scene)
         seen = observe(model, batch, data.num_classes, local=local, seed=seed)
-        scores.append(label_accuracy(rule.infer(seen, count, rng=Rng(seed).child("labels")), batch.targets))
+        scores.append(label_accuracy(rule.infer(seen, count, rng=replayed(seed).child("labels")), batch.targets))
     return sum(scores) / trials
 
 
@@ -111,33 +111,33 @@ def test_bias_corrected_by_hand() -> None:
     """Four examples, labels 2, 2, 2, 0, probabilities 0.25 throughout."""
     seen = head_observation(bias=torch.tensor([0.25 - 0.25, 0.25, 0.25 - 0.75, 0.25]))
     # Only class 2 is negative; a share is 0.5 / 4: it goes to -0.375, -0.25, -0.125 and is taken each time.
-    assert BiasCorrected().infer(seen, 4, rng=Rng(0)).tolist() == [2, 2, 2, 2]
+    assert BiasCorrected().infer(seen, 4, rng=replayed(0)).tolist() == [2, 2, 2, 2]
     seen = head_observation(bias=torch.tensor([-0.2, 0.25, -0.3, 0.25]))
-    assert BiasCorrected().infer(seen, 4, rng=Rng(0)).tolist() == [0, 0, 2, 2]
+    assert BiasCorrected().infer(seen, 4, rng=replayed(0)).tolist() == [0, 0, 2, 2]
 
 
 def test_wainakh_takes_its_share_off_the_class_that_it_chose() -> None:
     """Row sums -4, -1 for C = 4, N = 5: a share is 5 / 5 * 1.25. First 0 and 1; then 0 at -2.75, at -1.5, at -0.25."""
     weight = torch.zeros(4, 3)
     weight[0, 0], weight[1, 1] = -4, -1
-    assert Wainakh().infer(head_observation(weight=weight), 5, rng=Rng(0)).tolist() == [0, 0, 0, 0, 1]
+    assert Wainakh().infer(head_observation(weight=weight), 5, rng=replayed(0)).tolist() == [0, 0, 0, 0, 1]
     weight[1, 1] = -3  # shares of 1.75: 0 and 1, then 0 at -2.25, 1 at -1.25, 0 at -0.5
-    assert Wainakh().infer(head_observation(weight=weight), 5, rng=Rng(0)).tolist() == [0, 0, 0, 1, 1]
+    assert Wainakh().infer(head_observation(weight=weight), 5, rng=replayed(0)).tolist() == [0, 0, 0, 1, 1]
 
 
 def test_more_negative_classes_than_examples_keeps_the_lowest() -> None:
     seen = head_observation(bias=torch.tensor([-0.1, -0.5, -0.3, 0.9]))
-    assert BiasCorrected().infer(seen, 2, rng=Rng(0)).tolist() == [1, 2]
+    assert BiasCorrected().infer(seen, 2, rng=replayed(0)).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_are_deterministic_sorted_and_change_nothing(digits: Dataset, name: str) -> None:
     count = 1 if name == "idlg" else 6
-    model = build_model(ResNet20(), digits.shape, 10, rng=Rng(0)).train()
+    model = build_model(ResNet20(), digits.shape, 10, rng=replayed(0)).train()
     seen = observe(model, draw(digits, count, 0, unique=True), 10)
     before = digest({**seen.update.tensors, **model.state_dict(), **{f"b.{k}": v for k, v in state_of(seen).items()}})
     state = torch.random.get_rng_state()
-    one, two = (RULES[name].infer(seen, count, rng=Rng(3)) for _ in range(2))
+    one, two = (RULES[name].infer(seen, count, rng=replayed(3)) for _ in range(2))
     assert torch.equal(one, two)
     assert torch.equal(one, one.sort().values)
     assert one.dtype is torch.long
@@ -151,39 +151,39 @@ def test_rules_are_deterministic_sorted_and_change_nothing(digits: Dataset, name
 @pytest.mark.parametrize("name", ["idlg", "yin", "bias_corrected", "wainakh"])
 def test_a_delta_of_one_step_gives_the_same_labels_as_the_gradient(digits: Dataset, name: str) -> None:
     count = 1 if name == "idlg" else 6
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=Rng(0))
+    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
     batch = draw(digits, count, 1)
     gradient = observe(model, batch, 10)
     delta = observe(model, batch, 10, local=LocalTraining(batch_size=count, learning_rate=0.01))
     delta = replace(delta, local_training=None)  # these rules need no scale
     rule = RULES[name]
-    assert torch.equal(rule.infer(gradient, count, rng=Rng(0)), rule.infer(delta, count, rng=Rng(0)))
+    assert torch.equal(rule.infer(gradient, count, rng=replayed(0)), rule.infer(delta, count, rng=replayed(0)))
 
 
 def test_given_needs_the_labels_and_their_number(digits: Dataset) -> None:
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=Rng(0))
+    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
     seen = observe(model, draw(digits, 2, 0), 10)
     with pytest.raises(NotDisclosedError, match="labels"):
-        Given().infer(seen, 2, rng=Rng(0))
+        Given().infer(seen, 2, rng=replayed(0))
     known = replace(seen, labels=torch.tensor([3, 7]))
-    assert Given().infer(known, 2, rng=Rng(0)).tolist() == [3, 7]
+    assert Given().infer(known, 2, rng=replayed(0)).tolist() == [3, 7]
     with pytest.raises(UsageError, match="labels of 3 examples, got 2"):
-        Given().infer(known, 3, rng=Rng(0))
+        Given().infer(known, 3, rng=replayed(0))
 
 
 def test_geng_needs_local_training_with_sgd_for_a_delta(digits: Dataset) -> None:
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=Rng(0))
+    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
     seen = observe(model, draw(digits, 4, 0), 10, local=LocalTraining(batch_size=2))
     with pytest.raises(NotDisclosedError, match="local_training"):
-        Geng().infer(replace(seen, local_training=None), 4, rng=Rng(0))
+        Geng().infer(replace(seen, local_training=None), 4, rng=replayed(0))
     with pytest.raises(UsageError, match="adam"):
-        Geng().infer(replace(seen, local_training=LocalTraining(batch_size=2, optimizer="adam")), 4, rng=Rng(0))
+        Geng().infer(replace(seen, local_training=LocalTraining(batch_size=2, optimizer="adam")), 4, rng=replayed(0))
 
 
 def test_joint_starts_from_random_logits() -> None:
-    logits = Joint().draw(3, 5, Rng(0).torch())
+    logits = Joint().draw(3, 5, replayed(0).public())
     assert logits.shape == (3, 5)
-    assert torch.equal(logits, Joint().draw(3, 5, Rng(0).torch()))
+    assert torch.equal(logits, Joint().draw(3, 5, replayed(0).public()))
     assert not isinstance(Joint(), LabelStrategy)
 
 
@@ -202,7 +202,7 @@ class Convolutional(nn.Module):
 def head_observation(weight: Tensor | None = None, bias: Tensor | None = None, **changes: Any) -> Observation:
     """A gradient of a single linear layer with 3 inputs and 4 classes, of which a part may be missing."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4))
-    batch = Batch(torch.rand(2, 1, 1, 3, generator=Rng(0).torch()), torch.tensor([0, 1]))
+    batch = Batch(torch.rand(2, 1, 1, 3, generator=replayed(0).public()), torch.tensor([0, 1]))
     seen = observe(model, batch, 4)
     parts = {"1.weight": weight, "1.bias": bias}
     tensors = {name: tensor for name, tensor in parts.items() if tensor is not None}
@@ -210,7 +210,7 @@ def head_observation(weight: Tensor | None = None, bias: Tensor | None = None, *
 
 
 def without_linear(name: str) -> Observation:
-    batch = Batch(torch.rand(1, 1, 5, 5, generator=Rng(0).torch()), torch.tensor([0]))
+    batch = Batch(torch.rand(1, 1, 5, 5, generator=replayed(0).public()), torch.tensor([0]))
     return observe(Convolutional(), batch, 4)
 
 
@@ -245,14 +245,14 @@ WRONG: dict[str, tuple[Callable[[str], Observation], type[LeaktightError], str]]
 def test_what_cannot_work_is_named(name: str, wrong: str) -> None:
     make, error, message = WRONG[wrong]
     with pytest.raises(error, match=message):
-        RULES[name].infer(make(name), 1, rng=Rng(0))
+        RULES[name].infer(make(name), 1, rng=replayed(0))
 
 
 def test_a_last_layer_without_bias_has_no_bias_rule() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4, bias=False))
-    batch = Batch(torch.rand(2, 1, 1, 3, generator=Rng(0).torch()), torch.tensor([0, 1]))
+    batch = Batch(torch.rand(2, 1, 1, 3, generator=replayed(0).public()), torch.tensor([0, 1]))
     with pytest.raises(ModelError, match="bias in the last layer '1'"):
-        BiasCorrected().infer(observe(model, batch, 4), 2, rng=Rng(0))
+        BiasCorrected().infer(observe(model, batch, 4), 2, rng=replayed(0))
 
 
 def test_the_model_may_be_the_layer_itself() -> None:
@@ -260,12 +260,12 @@ def test_the_model_may_be_the_layer_itself() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs.flatten(1))
 
-    batch = Batch(torch.rand(1, 1, 1, 3, generator=Rng(0).torch()), torch.tensor([2]))
+    batch = Batch(torch.rand(1, 1, 1, 3, generator=replayed(0).public()), torch.tensor([2]))
     seen = observe(Bare(3, 4), batch, 4)
     assert seen.input_shape == ImageShape(1, 1, 3)
     for name in ("idlg", "yin", "bias_corrected", "wainakh"):
-        assert RULES[name].infer(seen, 1, rng=Rng(0)).tolist() == [2]
-    assert Geng().infer(seen, 1, rng=Rng(0)).tolist() == [2]
+        assert RULES[name].infer(seen, 1, rng=replayed(0)).tolist() == [2]
+    assert Geng().infer(seen, 1, rng=replayed(0)).tolist() == [2]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_the_model_may_be_the_layer_itself() -> None:
 )
 def test_numbers_of_examples_that_a_rule_cannot_take(rule: LabelStrategy, count: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        rule.infer(head_observation(torch.zeros(4, 3), torch.zeros(4)), count, rng=Rng(0))
+        rule.infer(head_observation(torch.zeros(4, 3), torch.zeros(4)), count, rng=replayed(0))
 
 
 def test_geng_settings_are_checked() -> None:

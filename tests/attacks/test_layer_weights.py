@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks.layer_weights import WEIGHTINGS, counted_layers, curve_weights, layer_weights
 from leaktight.attacks.objectives import Cosine, LayerCosine
-from leaktight.core.rng import Rng
 from leaktight.core.types import ImageShape
 from leaktight.models import build_model
 from leaktight.models.resnet import ResNet20x4
@@ -73,7 +73,7 @@ def test_linear_weights_follow_equation_7() -> None:
 
 
 def test_resnet20_4_counts_21_convolutions_with_their_norms() -> None:
-    model = build_model(ResNet20x4(), CIFAR, 10, rng=Rng(0))
+    model = build_model(ResNet20x4(), CIFAR, 10, rng=replayed(0))
     layers = counted_layers(model, CIFAR)
     assert len(layers) == 21
     assert layers[0] == ("conv1", "bn1")
@@ -109,20 +109,20 @@ def test_the_order_is_that_of_running_not_of_registration() -> None:
 
 
 def test_networks_without_convolutions_have_their_linear_layers_counted() -> None:
-    model = build_model(Mlp(), CIFAR, 10, rng=Rng(0))
+    model = build_model(Mlp(), CIFAR, 10, rng=replayed(0))
     weights = layer_weights(model, CIFAR, ones(model), weighting="increase_linear", beta=3.0, relu_modifier=True)
     assert list(weights.values()) == pytest.approx([1, 1, 2, 2, 3, 3])
 
 
 def test_every_tensor_of_a_transformer_has_a_weight() -> None:
-    model = build_model(Vit(), CIFAR, 10, rng=Rng(0))
+    model = build_model(Vit(), CIFAR, 10, rng=replayed(0))
     weights = layer_weights(model, CIFAR, ones(model), weighting="increase_log", beta=3.0, relu_modifier=True)
     assert set(weights) == set(dict(model.named_parameters()))
     assert set(weights.values()) == {1.0}
 
 
 def test_the_modifier_makes_up_for_exact_zeros_in_the_target() -> None:
-    model = build_model(LeNetZhu(), CIFAR, 10, rng=Rng(0))
+    model = build_model(LeNetZhu(), CIFAR, 10, rng=replayed(0))
     target = ones(model)
     weight, bias = target["features.2.weight"], target["features.2.bias"]
     weight.view(-1)[: weight.numel() // 4] = 0
@@ -141,8 +141,8 @@ def test_the_modifier_makes_up_for_exact_zeros_in_the_target() -> None:
 
 
 def test_the_weighted_cosine_is_equation_6() -> None:
-    model = build_model(LeNetZhu(), CIFAR, 10, rng=Rng(0))
-    generator = Rng(1).torch()
+    model = build_model(LeNetZhu(), CIFAR, 10, rng=replayed(0))
+    generator = replayed(1).public()
     guess, target = (
         {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in model.named_parameters()}
         for _ in range(2)
@@ -161,7 +161,7 @@ def test_the_weighted_cosine_is_equation_6() -> None:
 
 
 def test_looking_at_the_order_leaves_the_model_as_it_was() -> None:
-    model = build_model(ResNet20x4(), CIFAR, 10, rng=Rng(0)).train()
+    model = build_model(ResNet20x4(), CIFAR, 10, rng=replayed(0)).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     counted_layers(model, CIFAR)
     assert model.training

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.attacks.scenes import observe
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks import first_order, spread
@@ -43,7 +44,7 @@ SMOOTH = Matching(
 
 
 def network(seed: int, width: int = 4) -> nn.Module:
-    with global_seed(Rng(seed).child("network")):
+    with global_seed(replayed(seed).child("network")):
         return nn.Sequential(
             nn.Conv2d(1, width, 3, stride=2, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(16 * width, 3)
         )
@@ -51,7 +52,7 @@ def network(seed: int, width: int = 4) -> nn.Module:
 
 def victim(seed: int, model: nn.Module | None = None, count: int = 2, **options: Any) -> Observation:
     """An update of random images and labels, by default of a network of its own."""
-    generator = Rng(seed).child("images").torch()
+    generator = replayed(seed).child("images").public()
     labels = (torch.arange(count) + seed) % 3
     batch = Batch(torch.rand(count, 1, 8, 8, generator=generator), labels)
     observation = observe(model or network(seed), batch, 3, **options)
@@ -60,11 +61,11 @@ def victim(seed: int, model: nn.Module | None = None, count: int = 2, **options:
 
 def one_by_one(attack: Matching, victims: Sequence[Observation], traced: bool = False) -> list[Reconstruction]:
     alone = replace(attack, parallel="none", backend="fx" if traced else "eager")
-    return [alone.reconstruct([each], rng=Rng(place)) for place, each in enumerate(victims)]
+    return [alone.reconstruct([each], rng=replayed(place)) for place, each in enumerate(victims)]
 
 
 def all_at_once(attack: Any, victims: Sequence[Observation], workers: int = 1, **options: Any) -> list[Reconstruction]:
-    rngs = [Rng(place) for place in range(len(victims))]
+    rngs = [replayed(place) for place in range(len(victims))]
     return reconstruct_all(attack, [[each] for each in victims], rngs=rngs, workers=workers, **options)
 
 
@@ -100,7 +101,7 @@ def test_victims_side_by_side_are_those_one_by_one(name: str) -> None:
 
 def test_restarts_side_by_side_on_several_convolutions_over_maps_smaller_than_their_kernels() -> None:
     """Weights in channels-last order have wrong gradients under vmap there (PyTorch 2.13)."""
-    model = build_model(LeNetZhu(), ImageShape(1, 8, 8), 3, init="wide", rng=Rng(0))
+    model = build_model(LeNetZhu(), ImageShape(1, 8, 8), 3, init="wide", rng=replayed(0))
     victims = [victim(0, model, local=LOCAL)]
     together = all_at_once(replace(SMOOTH, parallel="vmap"), victims)
     assert_same(together, one_by_one(SMOOTH, victims), 1e-9)
@@ -126,7 +127,7 @@ def test_the_consensus_is_of_each_victims_own_restarts(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_batch_norm_statistics_of_restarts_side_by_side(mode: Mode) -> None:
-    with global_seed(Rng(1)):
+    with global_seed(replayed(1)):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(144, 3))
     attack = GradInversion(iterations=4, labels=Given(), precision="float64", progress_every=2)
     victims = [victim(0, model, mode=mode)]
@@ -184,7 +185,7 @@ def test_only_victims_that_differ_in_inputs_alone_are_alike() -> None:
         victim(10),
         victim(11),
     ]
-    problems = [SMOOTH.problem([each], rng=Rng(0)) for each in victims]
+    problems = [SMOOTH.problem([each], rng=replayed(0)) for each in victims]
     assert groups(problems, 3) == [[0, 2, 10], [1], [3], [4, 6], [5], [7, 8], [9], [11]]
     attack = replace(SMOOTH, restarts=1, iterations=2, parallel="vmap")
     assert_same(all_at_once(attack, victims[4:9]), one_by_one(attack, victims[4:9]), 1e-9)
@@ -225,7 +226,7 @@ class Stubborn:
             raise UsageError("not this one")
         if progress is not None:
             progress(1, 0.5, None)
-        images = torch.rand(2, 1, 8, 8, generator=rng.torch())
+        images = torch.rand(2, 1, 8, 8, generator=rng.public())
         return Reconstruction(
             Batch(images, torch.zeros(2, dtype=torch.long)), 0.5, {"losses": [0.5], "in": in_worker()}
         )
@@ -249,7 +250,7 @@ def test_bad_calls_are_named() -> None:
     with pytest.raises(UsageError, match="one rng for each victim"):
         reconstruct_all(SMOOTH, [[victim(0)]], rngs=[])
     with pytest.raises(UsageError, match="workers >= 1"):
-        reconstruct_all(SMOOTH, [[victim(0)]], rngs=[Rng(0)], workers=0)
+        reconstruct_all(SMOOTH, [[victim(0)]], rngs=[replayed(0)], workers=0)
     assert reconstruct_all(SMOOTH, [], rngs=[]) == []
     with pytest.raises(ValueError, match="L-BFGS"):
         Dlg(parallel="vmap")
@@ -263,10 +264,10 @@ def test_only_what_is_a_mere_composition_is_taken_apart() -> None:
 
 def test_the_way_follows_the_size_of_the_work() -> None:
     """Small networks go side by side, wide ones to processes once it is worth it, L-BFGS never under vmap."""
-    small = SMOOTH.problem([victim(0)], rng=Rng(0))
-    wide = SMOOTH.problem([victim(0, network(0, width=60_000))], rng=Rng(0))
+    small = SMOOTH.problem([victim(0)], rng=replayed(0))
+    wide = SMOOTH.problem([victim(0, network(0, width=60_000))], rng=replayed(0))
     assert spread.flops_of(small) == 2 * 2 * (16 * 4 * 9 + 64 * 3)
-    simulated = SMOOTH.problem([victim(0, local=LOCAL)], rng=Rng(0))
+    simulated = SMOOTH.problem([victim(0, local=LOCAL)], rng=replayed(0))
     assert spread.flops_of(simulated) == 2 * spread.flops_of(small)
     long = replace(SMOOTH, iterations=10_000)
     bent = replace(long, optimizer=Lbfgs(), labels=Given())

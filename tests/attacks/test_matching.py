@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.attacks.scenes import draw, observe
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.agic import Agic, Place, match_epochs
@@ -20,7 +21,6 @@ from leaktight.attacks.presets import Cpl, CsDlg, Dlg, GradInversion, IdlgAttack
 from leaktight.attacks.priors import TotalVariation
 from leaktight.attacks.watching import Recorder
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, ImageShape, Observation
@@ -38,7 +38,7 @@ def digits() -> Dataset:
 
 
 def victim(digits: Dataset, kind: str = "lenet_zhu", init: str = "wide") -> nn.Module:
-    return build_model(MODELS[kind](), digits.shape, digits.num_classes, init=init, rng=Rng(0))
+    return build_model(MODELS[kind](), digits.shape, digits.num_classes, init=init, rng=replayed(0))
 
 
 def seen(digits: Dataset, count: int = 1, kind: str = "lenet_zhu", **options: Any) -> tuple[Observation, Batch]:
@@ -72,7 +72,7 @@ def test_the_truth_explains_the_simulated_update(digits: Dataset, name: str) -> 
 def _client_order(local: LocalTraining) -> list[int]:
     from leaktight.fl.local import plan_batches
 
-    _, steps = plan_batches(4, local, rng=Rng(0).child("steps"))
+    _, steps = plan_batches(4, local, rng=replayed(0).child("steps"))
     return [int(place) for place in torch.cat(steps)]
 
 
@@ -103,10 +103,10 @@ def test_without_local_training_only_the_direction_is_used(digits: Dataset) -> N
     known, _ = seen(digits, 2, local=LocalTraining(batch_size=2, learning_rate=0.1))
     blind = replace(known, local_training=None, mode=None)
     with pytest.raises(NotDisclosedError, match="local_training"):
-        QUICK.reconstruct([blind], rng=Rng(0))
+        QUICK.reconstruct([blind], rng=replayed(0))
     with pytest.raises(NotDisclosedError, match="size of the gradient"):
-        replace(QUICK, matched=OneBatch(), objective=SquaredError()).reconstruct([blind], rng=Rng(0))
-    found = replace(QUICK, matched=OneBatch()).reconstruct([blind], rng=Rng(0))
+        replace(QUICK, matched=OneBatch(), objective=SquaredError()).reconstruct([blind], rng=replayed(0))
+    found = replace(QUICK, matched=OneBatch()).reconstruct([blind], rng=replayed(0))
     assert found.notes["assumed"] == [
         "batch normalisation in training mode",
         "learning rate and number of steps unknown: direction only",
@@ -120,8 +120,8 @@ def test_backends_take_the_same_steps(digits: Dataset, backend: Literal["fx", "i
     """A few plain steps on a smooth network, against float64 run eagerly."""
     observation, _ = seen(digits, 4, local=LOCALS["momentum"])
     attack = replace(QUICK, matched=matched, optimizer=Adam(learning_rate=0.01), iterations=3, keep="last")
-    reference = replace(attack, backend="eager", precision="float64").reconstruct([observation], rng=Rng(1))
-    found = replace(attack, backend=backend).reconstruct([observation], rng=Rng(1))
+    reference = replace(attack, backend="eager", precision="float64").reconstruct([observation], rng=replayed(1))
+    found = replace(attack, backend=backend).reconstruct([observation], rng=replayed(1))
     assert found.notes["backend"] == backend
     torch.testing.assert_close(found.guess.inputs, reference.guess.inputs, rtol=0, atol=1e-5)
     assert found.loss == pytest.approx(reference.loss, abs=1e-5)
@@ -131,8 +131,8 @@ def test_backends_take_the_same_steps(digits: Dataset, backend: Literal["fx", "i
 def test_tracing_agrees_on_networks_with_batch_norm_and_attention(digits: Dataset, kind: str) -> None:
     observation, _ = seen(digits, 2, kind)
     attack = replace(QUICK, iterations=2, restarts=1, precision="float64", optimizer=Adam(learning_rate=0.01))
-    eager = replace(attack, backend="eager").reconstruct([observation], rng=Rng(1))
-    traced = attack.reconstruct([observation], rng=Rng(1))
+    eager = replace(attack, backend="eager").reconstruct([observation], rng=replayed(1))
+    traced = attack.reconstruct([observation], rng=replayed(1))
     assert traced.notes["backend"] == "fx"
     torch.testing.assert_close(traced.guess.inputs, eager.guess.inputs, rtol=0, atol=1e-6)
 
@@ -140,11 +140,11 @@ def test_tracing_agrees_on_networks_with_batch_norm_and_attention(digits: Datase
 def test_restarts_side_by_side_are_those_one_by_one(digits: Dataset) -> None:
     observation, _ = seen(digits, 2)
     attack = replace(QUICK, precision="float64", restarts=3)
-    together = attack.reconstruct([observation], rng=Rng(2))
+    together = attack.reconstruct([observation], rng=replayed(2))
     losses = together.notes["losses"]
     assert len(losses) == 3
     assert together.loss == min(losses)
-    alone = replace(attack, restarts=1).reconstruct([observation], rng=Rng(2))
+    alone = replace(attack, restarts=1).reconstruct([observation], rng=replayed(2))
     assert alone.loss == pytest.approx(losses[0], rel=1e-9)
 
 
@@ -166,9 +166,9 @@ def test_the_same_seed_gives_the_same_bytes_and_nothing_is_touched(digits: Datas
     attack = replace(ATTACKS[name], onednn=True)
     before = digest({**observation.update.tensors, **{f"m.{k}": v for k, v in observation.model.state_dict().items()}})
     generator = torch.get_rng_state()
-    first = attack.reconstruct([observation], rng=Rng(5))
-    again = attack.reconstruct([observation], rng=Rng(5))
-    other = attack.reconstruct([observation], rng=Rng(6))
+    first = attack.reconstruct([observation], rng=replayed(5))
+    again = attack.reconstruct([observation], rng=replayed(5))
+    other = attack.reconstruct([observation], rng=replayed(6))
     assert torch.equal(first.guess.inputs, again.guess.inputs)
     assert not torch.equal(first.guess.inputs, other.guess.inputs)
     after = digest({**observation.update.tensors, **{f"m.{k}": v for k, v in observation.model.state_dict().items()}})
@@ -182,16 +182,16 @@ def test_dlg_and_its_kin_recover_a_digit(digits: Dataset) -> None:
     """The effect itself, on the embedded data: the image and the label come back."""
     observation, batch = seen(digits)
     for attack in (CsDlg(iterations=40), IdlgAttack(iterations=60, restarts=2, box=True)):
-        found = attack.reconstruct([observation], rng=Rng(0))
+        found = attack.reconstruct([observation], rng=replayed(0))
         assert found.guess.targets.tolist() == batch.targets.tolist()
         assert float(psnr(found.guess.inputs, batch.inputs)) > 30, attack
-    control = PriorOnly(iterations=200).reconstruct([observation], rng=Rng(0))
+    control = PriorOnly(iterations=200).reconstruct([observation], rng=replayed(0))
     assert float(psnr(control.guess.inputs, batch.inputs)) < 15
 
 
 def test_joint_search_returns_labels(digits: Dataset) -> None:
     observation, batch = seen(digits)
-    found = Dlg(iterations=60, restarts=2, box=False).reconstruct([observation], rng=Rng(0))
+    found = Dlg(iterations=60, restarts=2, box=False).reconstruct([observation], rng=replayed(0))
     assert found.guess.targets.tolist() == batch.targets.tolist()
 
 
@@ -202,14 +202,14 @@ def test_the_control_does_not_look_at_the_update(digits: Dataset) -> None:
         update=replace(observation.update, tensors={k: 2 * v for k, v in observation.update.tensors.items()}),
     )
     control = PriorOnly(iterations=5, onednn=True)
-    left, right = (control.reconstruct([each], rng=Rng(0)).guess.inputs for each in (observation, other))
+    left, right = (control.reconstruct([each], rng=replayed(0)).guess.inputs for each in (observation, other))
     assert torch.equal(left, right)
 
 
 def test_progress_is_reported_and_saved_as_a_film(digits: Dataset, tmp_path: Path) -> None:
     observation, _ = seen(digits, 2)
     recorder = Recorder()
-    replace(QUICK, iterations=20, progress_every=5).reconstruct([observation], rng=Rng(0), progress=recorder)
+    replace(QUICK, iterations=20, progress_every=5).reconstruct([observation], rng=replayed(0), progress=recorder)
     assert [iteration for iteration, _ in recorder.losses] == [5, 10, 15, 20]
     assert recorder.losses[-1][1] < recorder.losses[0][1]
     recorder.save(tmp_path / "film.gif")
@@ -225,7 +225,7 @@ def test_patience_ends_a_search_that_stands_still(digits: Dataset) -> None:
     attack = replace(
         QUICK, iterations=400, progress_every=10, patience=30, optimizer=Adam(learning_rate=1e-9), restarts=1
     )
-    assert attack.reconstruct([observation], rng=Rng(0)).notes["iterations"] < 100
+    assert attack.reconstruct([observation], rng=replayed(0)).notes["iterations"] < 100
 
 
 @pytest.mark.parametrize(
@@ -255,30 +255,30 @@ def test_patience_ends_a_search_that_stands_still(digits: Dataset) -> None:
 def test_bad_observations_are_named(digits: Dataset, change: Any, error: type[Exception], message: str) -> None:
     observation, _ = seen(digits)
     with pytest.raises(error, match=message):
-        QUICK.reconstruct([change(observation)], rng=Rng(0))
+        QUICK.reconstruct([change(observation)], rng=replayed(0))
 
 
 def test_label_rules_need_a_linear_head(digits: Dataset) -> None:
     model = nn.Sequential(nn.Conv2d(1, 10, 32), nn.Flatten())
     observation = observe(model, draw(digits, 1, seed=0), digits.num_classes)
     with pytest.raises(ModelError, match="linear"):
-        replace(QUICK, labels=Idlg()).reconstruct([observation], rng=Rng(0))
+        replace(QUICK, labels=Idlg()).reconstruct([observation], rng=replayed(0))
 
 
 def test_no_observation_and_unequal_ones_are_refused(digits: Dataset) -> None:
     with pytest.raises(UsageError, match="at least one observation"):
-        QUICK.reconstruct([], rng=Rng(0))
+        QUICK.reconstruct([], rng=replayed(0))
     one, _ = seen(digits)
     two, _ = seen(digits, 2)
     with pytest.raises(UsageError, match="different numbers of examples"):
-        QUICK.reconstruct([one, two], rng=Rng(0))
+        QUICK.reconstruct([one, two], rng=replayed(0))
 
 
 def test_several_updates_of_the_same_examples_are_matched_together(digits: Dataset) -> None:
     first, batch = seen(digits)
     second = replace(observe(victim(digits, init="default"), batch, digits.num_classes), labels=first.labels)
     attack = replace(QUICK, objective=Cosine(), labels=Joint())
-    found = attack.reconstruct([first, second], rng=Rng(0))
+    found = attack.reconstruct([first, second], rng=replayed(0))
     assert found.guess.inputs.shape == (1, *digits.shape)
 
 
@@ -305,17 +305,17 @@ def test_agic_over_epochs_gives_the_first_epochs_examples(digits: Dataset) -> No
     batches = [draw(digits, 2, seed=7), draw(digits, 2, seed=8)]
     updates = []
     for epoch, order in enumerate(([0, 1], [1, 0])):
-        model = build_model(MODELS["lenet_zhu"](), ImageShape(1, 32, 32), 10, init="wide", rng=Rng(epoch))
+        model = build_model(MODELS["lenet_zhu"](), ImageShape(1, 32, 32), 10, init="wide", rng=replayed(epoch))
         for place, which in enumerate(order):
             observation = observe(model, batches[which], 10)
             broadcast = replace(observation.broadcast, round=10 * epoch + place)
             updates.append(replace(observation, labels=batches[which].targets.sort().values, broadcast=broadcast))
     attack = Agic(iterations=4, pre_iterations=4, epochs=2, onednn=True)
-    found = attack.reconstruct(updates, rng=Rng(0))
+    found = attack.reconstruct(updates, rng=replayed(0))
     assert found.guess.inputs.shape == (4, 1, 32, 32)
     assert found.guess.targets.tolist() == [
         *batches[0].targets.sort().values.tolist(),
         *batches[1].targets.sort().values.tolist(),
     ]
     with pytest.raises(UsageError, match="equally many updates"):
-        attack.reconstruct(updates[:3], rng=Rng(0))
+        attack.reconstruct(updates[:3], rng=replayed(0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,7 +25,6 @@ from leaktight.attacks.objectives import (
     Sum,
 )
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.types import ImageShape
 
 SHAPE = ImageShape(1, 4, 4)
@@ -49,7 +49,7 @@ def network() -> nn.Module:
 
 
 def random_update(seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    generator = Rng(seed).torch()
+    generator = replayed(seed).public()
     return {name: torch.randn(p.shape, generator=generator, dtype=dtype) for name, p in network().named_parameters()}
 
 
@@ -119,7 +119,7 @@ def test_cosines_do_not_see_positive_scale(objective: Objective, factor: float, 
 @settings(max_examples=10, deadline=None)
 def test_wasserstein_does_not_see_order(seed: int) -> None:
     whole = flat(GUESS)
-    order = torch.randperm(len(whole), generator=Rng(seed).torch())
+    order = torch.randperm(len(whole), generator=replayed(seed).public())
     pieces = whole[order].split([tensor.numel() for tensor in GUESS.values()])
     shuffled = {name: piece.view_as(GUESS[name]) for name, piece in zip(GUESS, pieces, strict=True)}
     assert value(SortedWasserstein(), shuffled, TARGET) == pytest.approx(value(SortedWasserstein(), GUESS, TARGET))

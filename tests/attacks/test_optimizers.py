@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.attacks.descent import Adam
 from leaktight.attacks.lbfgs import Curvature, Lbfgs
-from leaktight.core.rng import Rng
 
 
 def quadratic(size: int = 30) -> tuple[Tensor, Tensor]:
-    generator = Rng(0).torch()
+    generator = replayed(0).public()
     root = torch.randn(size, size, generator=generator, dtype=torch.float64)
     return root @ root.T + torch.eye(size, dtype=torch.float64), torch.randn(size, generator=generator).double()
 
@@ -29,7 +29,7 @@ def two_loop(steps: list[Tensor], changes: list[Tensor], slope: Tensor) -> Tenso
 
 def test_the_compact_form_is_the_two_loop_recursion() -> None:
     matrix, slope = quadratic()
-    generator = Rng(1).torch()
+    generator = replayed(1).public()
     memory, steps = Curvature(5, slope), []
     for _ in range(9):
         steps.append(torch.randn(len(slope), generator=generator, dtype=torch.float64))

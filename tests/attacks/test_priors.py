@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,7 +21,6 @@ from leaktight.attacks.priors import (
     clip_box,
 )
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import ImageShape
 from leaktight.models import batch_statistics, build_model
@@ -39,7 +39,7 @@ PRIORS: dict[str, ImagePrior] = {
 
 
 def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.rand(shape, generator=Rng(seed).torch(), dtype=dtype)
+    return torch.rand(shape, generator=replayed(seed).public(), dtype=dtype)
 
 
 def ramp(across: float, down: float) -> Tensor:
@@ -190,7 +190,7 @@ def test_statistics_under_transforms(training: bool) -> None:
 
 
 def test_statistics_of_a_residual_network_traced_with_its_weights_as_inputs() -> None:
-    model = batch_statistics(build_model(ResNet20(), CIFAR, 10, rng=Rng(0))).train()
+    model = batch_statistics(build_model(ResNet20(), CIFAR, 10, rng=replayed(0))).train()
     params, buffers = cloned(parameters_of(model)), cloned(buffers_of(model))
     step = grad(lambda batch, p, b: BatchNormStatistics().penalty(batch, model, p, b))
     batch = images(2, 3, 32, 32, dtype=torch.float32)
@@ -210,9 +210,11 @@ def test_nothing_given_is_changed() -> None:
 
 
 def test_models_without_statistics_are_named() -> None:
-    lenet = build_model(LeNetZhu(), CIFAR, 10, rng=Rng(0))
+    lenet = build_model(LeNetZhu(), CIFAR, 10, rng=replayed(0))
     with pytest.raises(ModelError, match="batch norm, got FeedForward"):
-        BatchNormStatistics().penalty(torch.rand(1, *CIFAR, generator=Rng(0).torch()), lenet, parameters_of(lenet), {})
+        BatchNormStatistics().penalty(
+            torch.rand(1, *CIFAR, generator=replayed(0).public()), lenet, parameters_of(lenet), {}
+        )
     model = small()
     buffers = {name: tensor for name, tensor in buffers_of(model).items() if name != "4.running_var"}
     with pytest.raises(ModelError, match="running statistics of '4'"):

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.attacks.scenes import draw, observe
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.rank_analysis import gradient_matrix, leakage_bounds
 from leaktight.attacks.rgap import RGap, margins
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
@@ -43,8 +44,8 @@ def test_cnn6_gives_its_input_away(digits: Dataset, head: Literal["logistic", "l
     classes = 2 if head == "logistic" else digits.num_classes
     batch = draw(digits, 1, seed)
     batch = two_classes(batch) if head == "logistic" else batch
-    model = build_model(Cnn6(head=head), digits.shape, classes, rng=Rng(seed))
-    found = RGap().reconstruct([observe(model, batch, classes)], rng=Rng(0))
+    model = build_model(Cnn6(head=head), digits.shape, classes, rng=replayed(seed))
+    found = RGap().reconstruct([observe(model, batch, classes)], rng=replayed(0))
     assert psnr(found.guess.inputs, batch.inputs).item() > 60
     assert found.guess.targets.tolist() == batch.targets.tolist()
     assert found.notes["failed_at"] is None
@@ -54,16 +55,16 @@ def test_cnn6_gives_its_input_away(digits: Dataset, head: Literal["logistic", "l
 
 def test_known_labels_leave_fewer_attempts(digits: Dataset) -> None:
     batch = two_classes(draw(digits, 1, 0))
-    model = build_model(Cnn6(), digits.shape, 2, rng=Rng(0))
+    model = build_model(Cnn6(), digits.shape, 2, rng=replayed(0))
     seen = observe(model, batch, 2)
-    blind = RGap().reconstruct([seen], rng=Rng(0))
-    told = RGap().reconstruct([replace(seen, labels=batch.targets)], rng=Rng(0))
+    blind = RGap().reconstruct([seen], rng=replayed(0))
+    told = RGap().reconstruct([replace(seen, labels=batch.targets)], rng=replayed(0))
     assert told.notes["attempts"] < blind.notes["attempts"] or blind.notes["attempts"] == 2
     assert torch.allclose(told.guess.inputs, blind.guess.inputs, atol=1e-3)
 
 
 def chain(seed: int, *layers: nn.Module) -> nn.Module:
-    with global_seed(Rng(seed)):
+    with global_seed(replayed(seed)):
         for layer in layers:
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.reset_parameters()
@@ -75,16 +76,18 @@ def test_other_activations_and_hidden_linear_layers(activation: nn.Module) -> No
     model = chain(
         3, nn.Conv2d(1, 12, 3, padding=1), activation, nn.Flatten(), nn.Linear(432, 40), activation, nn.Linear(40, 3)
     )
-    batch = Batch(torch.rand(1, 1, 6, 6, generator=Rng(1).torch()), torch.tensor([2]))
-    found = RGap().reconstruct([observe(model.double(), Batch(batch.inputs.double(), batch.targets), 3)], rng=Rng(0))
+    batch = Batch(torch.rand(1, 1, 6, 6, generator=replayed(1).public()), torch.tensor([2]))
+    found = RGap().reconstruct(
+        [observe(model.double(), Batch(batch.inputs.double(), batch.targets), 3)], rng=replayed(0)
+    )
     assert psnr(found.guess.inputs, batch.inputs).item() > 40
     assert found.guess.targets.tolist() == [2]
 
 
 def test_a_layer_that_hides_its_input_is_reported() -> None:
     model = chain(3, nn.Conv2d(3, 1, 4, stride=4), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(4, 3))
-    batch = Batch(torch.rand(1, 3, 8, 8, generator=Rng(1).torch()), torch.tensor([0]))
-    found = RGap().reconstruct([observe(model, batch, 3)], rng=Rng(0))
+    batch = Batch(torch.rand(1, 3, 8, 8, generator=replayed(1).public()), torch.tensor([0]))
+    found = RGap().reconstruct([observe(model, batch, 3)], rng=replayed(0))
     assert found.notes["failed_at"] == "0"
     layer = found.notes["layers"][0]
     assert layer["unknowns"] == 192
@@ -94,17 +97,17 @@ def test_a_layer_that_hides_its_input_is_reported() -> None:
 
 def test_what_it_does_not_fit_it_names(digits: Dataset) -> None:
     batch = draw(digits, 1, 0)
-    pooled = build_model(MODELS["grnn_lenet"](), digits.shape._replace(height=32, width=32), 10, rng=Rng(0))
+    pooled = build_model(MODELS["grnn_lenet"](), digits.shape._replace(height=32, width=32), 10, rng=replayed(0))
     large = Batch(torch.rand(1, 1, 32, 32), torch.tensor([1]))
     with pytest.raises(ModelError, match="got MaxPool2d"):
-        RGap().reconstruct([observe(pooled, large, 10)], rng=Rng(0))
-    model = build_model(Cnn6(head="linear"), digits.shape, 10, rng=Rng(0))
+        RGap().reconstruct([observe(pooled, large, 10)], rng=replayed(0))
+    model = build_model(Cnn6(head="linear"), digits.shape, 10, rng=replayed(0))
     with pytest.raises(UsageError, match="one example for rgap, got 2"):
-        RGap().reconstruct([observe(model, draw(digits, 2, 0), 10)], rng=Rng(0))
-    logistic = build_model(Cnn6(), digits.shape, 2, rng=Rng(0))
+        RGap().reconstruct([observe(model, draw(digits, 2, 0), 10)], rng=replayed(0))
+    logistic = build_model(Cnn6(), digits.shape, 2, rng=replayed(0))
     change = observe(logistic, two_classes(batch), 2, local=LocalTraining(batch_size=1))
     with pytest.raises(UsageError, match="needs the size of the gradient"):
-        RGap().reconstruct([replace(change, local_training=None)], rng=Rng(0))
+        RGap().reconstruct([replace(change, local_training=None)], rng=replayed(0))
 
 
 @given(st.floats(-20, 20))
@@ -130,7 +133,7 @@ def test_the_matrix_is_that_of_the_weights_gradient(kernel: int, stride: int, pa
 def test_the_bound_counts_what_a_jacobian_counts() -> None:
     """The gradient of a layer's weights as a function of what entered it, what flows back held still."""
     model = chain(1, nn.Conv2d(2, 2, 3, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(8, 3)).double()
-    batch = Batch(torch.rand(2, 2, 6, 6, generator=Rng(0).torch(), dtype=torch.float64), torch.tensor([0, 2]))
+    batch = Batch(torch.rand(2, 2, 6, 6, generator=replayed(0).public(), dtype=torch.float64), torch.tensor([0, 2]))
     bounds = leakage_bounds(model, parameters_of(model), buffers_of(model), batch)
     outputs: list[torch.Tensor] = []
     handle = model.get_submodule("0").register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -155,7 +158,7 @@ def test_the_bound_counts_what_a_jacobian_counts() -> None:
 
 def test_a_batch_hides_in_a_linear_layer_with_too_few_rows() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    images = torch.rand(5, 1, 4, 4, generator=Rng(0).torch())
+    images = torch.rand(5, 1, 4, 4, generator=replayed(0).public())
     bounds = [
         leakage_bounds(model, parameters_of(model), {}, Batch(images[:count], torch.arange(count) % 3))[0]
         for count in (1, 2, 5)

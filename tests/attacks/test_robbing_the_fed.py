@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.malicious import KNOWS, Scene, scene
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks.robbing_the_fed import RobbingTheFed
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import parameters_of
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Broadcast, ImageShape
@@ -32,13 +32,13 @@ def digits() -> Dataset:
 
 
 def network(data: Dataset, kind: str = "lenet_zhu") -> nn.Module:
-    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=Rng(2))
+    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=replayed(2))
 
 
 def robbed(played: Scene, attack: RobbingTheFed) -> tuple[Tensor, Tensor]:
     """PSNR of each true image, and whether it is alone in its bin by its own measure."""
     truth, seen = played.play(attack)
-    found = attack.reconstruct(seen, rng=Rng(0))
+    found = attack.reconstruct(seen, rng=replayed(0))
     guess = align(found.guess.inputs, truth.inputs, match(found.guess.inputs, truth.inputs))
     edges = -(seen[-1].broadcast.params["imprint.into.bias"] / attack.gain).double()
     bins = torch.bucketize(truth.inputs.double().flatten(1).mean(1), edges)
@@ -101,7 +101,7 @@ def test_defenses_meet_it(digits: Dataset) -> None:
 def test_other_measures(digits: Dataset, measure: str) -> None:
     attack = RobbingTheFed(num_bins=128, measure=measure)  # type: ignore[arg-type]
     truth, seen = scene(digits, network(digits), batch=16).play(attack)
-    found = attack.reconstruct(seen, rng=Rng(0)).guess.inputs
+    found = attack.reconstruct(seen, rng=replayed(0)).guess.inputs
     assert (psnr(align(found, truth.inputs, match(found, truth.inputs)), truth.inputs) > 60).sum() >= 8
 
 
@@ -131,7 +131,7 @@ def test_the_module_keeps_all_other_names_and_runs_first(digits: Dataset) -> Non
 def test_an_update_of_an_honest_model_holds_no_imprint(digits: Dataset) -> None:
     _, seen = scene(digits, network(digits), batch=8).play(RobbingTheFed(num_bins=16))
     with pytest.raises(UsageError, match="the imprint module"):
-        RobbingTheFed().reconstruct(seen[:1], rng=Rng(0))
+        RobbingTheFed().reconstruct(seen[:1], rng=replayed(0))
 
 
 def test_disguised_rows_still_sort(digits: Dataset) -> None:
@@ -139,7 +139,7 @@ def test_disguised_rows_still_sort(digits: Dataset) -> None:
     truth, seen = scene(digits, network(digits), batch=16).play(attack)
     rows = seen[-1].broadcast.params["imprint.into.weight"]
     assert not torch.equal(rows[0], rows[1])
-    found = attack.reconstruct(seen, rng=Rng(0)).guess.inputs
+    found = attack.reconstruct(seen, rng=replayed(0)).guess.inputs
     assert (psnr(align(found, truth.inputs, match(found, truth.inputs)), truth.inputs) > 60).sum() >= 6
 
 
@@ -164,7 +164,7 @@ def test_nothing_given_is_changed(digits: Dataset) -> None:
     attack = RobbingTheFed(num_bins=8, law="normal")
     honest = Broadcast(parameters_of(model), {}, 0, model)
     _, seen = scene(digits, model, batch=8).play(replace(attack, law="public"))
-    sent = attack.tamper(honest, seen[:1], rng=Rng(0))
+    sent = attack.tamper(honest, seen[:1], rng=replayed(0))
     assert sent is not None
     assert sent.model is not model
     assert all(sent.params[name] is tensor for name, tensor in honest.params.items())

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.scenes import draw, observe
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.descent import Adam
@@ -21,7 +22,6 @@ from leaktight.attacks.objectives import SquaredError
 from leaktight.attacks.search import Search
 from leaktight.attacks.softened import Softened, SoftPool
 from leaktight.attacks.sought import Pixels
-from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Photos
 from leaktight.models import MODELS, build_model
@@ -39,13 +39,13 @@ def test_at_a_low_temperature_it_is_max_pooling(
     kernel: int, stride: int, dilation: int, size: tuple[int, int], padded: bool
 ) -> None:
     pool = nn.MaxPool2d(kernel, stride, padding=kernel // 2 if padded else 0, dilation=dilation)
-    inputs = torch.rand(2, 3, *size, generator=Rng(1).torch(), dtype=torch.float64)
+    inputs = torch.rand(2, 3, *size, generator=replayed(1).public(), dtype=torch.float64)
     torch.testing.assert_close(SoftPool(pool, 1e-6)(inputs), pool(inputs), atol=1e-5, rtol=0)
 
 
 def test_at_a_high_temperature_it_is_the_mean_and_its_gradient_has_no_jumps() -> None:
     pool = nn.MaxPool2d(2)
-    inputs = torch.rand(1, 2, 6, 6, generator=Rng(2).torch(), dtype=torch.float64)
+    inputs = torch.rand(1, 2, 6, 6, generator=replayed(2).public(), dtype=torch.float64)
     torch.testing.assert_close(SoftPool(pool, 1e6)(inputs), nn.functional.avg_pool2d(inputs, 2), atol=1e-6, rtol=0)
     inputs.requires_grad_()
     assert torch.autograd.gradgradcheck(SoftPool(pool, 0.1), (inputs,))
@@ -54,7 +54,7 @@ def test_at_a_high_temperature_it_is_the_mean_and_its_gradient_has_no_jumps() ->
 @pytest.fixture(scope="module")
 def victim() -> tuple[Observation, Batch]:
     data = Photos(size=32).load(Path())
-    model = build_model(MODELS["grnn_lenet"](), data.shape, data.num_classes, init="wide", rng=Rng(0))
+    model = build_model(MODELS["grnn_lenet"](), data.shape, data.num_classes, init="wide", rng=replayed(0))
     batch = draw(data, 1, seed=5)
     return replace(observe(model, batch, data.num_classes), labels=batch.targets), batch
 
@@ -83,7 +83,7 @@ def test_the_temperature_falls_in_equal_factors_and_the_observed_model_is_untouc
 
 def test_a_network_without_max_pooling_is_left_alone() -> None:
     data = Photos(size=32).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=Rng(0))
+    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=replayed(0))
     seen = observe(model, draw(data, 1, seed=5), data.num_classes)
     view = SOFT.view(seen, 1, torch.float32, needs_scale=True)
     assert not view.annealed
@@ -107,9 +107,9 @@ def test_a_search_takes_the_temperature_of_its_iteration(victim: tuple[Observati
         onednn=True,
     )
     losses: list[float] = []
-    attack.reconstruct([seen], rng=Rng(1), progress=lambda _, loss, guess: losses.append(loss))
-    search = Search(attack, [attack.problem([seen], rng=Rng(1))], [Rng(1)], [0])
-    here = search.start(Rng(1).child("restart", 0))
+    attack.reconstruct([seen], rng=replayed(1), progress=lambda _, loss, guess: losses.append(loss))
+    search = Search(attack, [attack.problem([seen], rng=replayed(1))], [replayed(1)], [0])
+    here = search.start(replayed(1).child("restart", 0))
     expected = [float(search.loss(here, {}, search.fixed[0], torch.tensor(share))) for share in (0.0, 0.5)]
     assert losses == pytest.approx(expected, rel=1e-6)
     assert expected[0] != pytest.approx(expected[1], rel=1e-3)

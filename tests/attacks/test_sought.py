@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.scenes import observe
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.attacks.descent import Adam
@@ -29,13 +30,13 @@ NUMBERS = 5
 
 
 def basis(pixels: int) -> Tensor:
-    return torch.randn(NUMBERS, pixels, generator=Rng(8).torch())
+    return torch.randn(NUMBERS, pixels, generator=replayed(8).public())
 
 
 class CodeForm(Form):
     def draw(self, rng: Rng) -> Tree:
         return {
-            "code": 0.1 * torch.randn(self.shape[0], NUMBERS, generator=rng.child("code").torch()).to(self.precision)
+            "code": 0.1 * torch.randn(self.shape[0], NUMBERS, generator=rng.child("code").public()).to(self.precision)
         }
 
     def images(self, variables: Tree, constants: Tree) -> Tensor:
@@ -75,10 +76,10 @@ ATTACK = Matching(
 def victims() -> tuple[list[Batch], list[list[Observation]]]:
     """Two clients whose images lie in the range of the code."""
     data = Digits().load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, init="wide", rng=Rng(0))
+    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, init="wide", rng=replayed(0))
     batches, seen = [], []
     for client in range(2):
-        code = 0.8 * (2 * torch.rand(1, NUMBERS, generator=Rng(20 + client).torch()) - 1)
+        code = 0.8 * (2 * torch.rand(1, NUMBERS, generator=replayed(20 + client).public()) - 1)
         image = torch.sigmoid(code @ basis(torch.Size(data.shape).numel())).reshape(1, *data.shape)
         batches.append(Batch(image, torch.tensor([3 + client])))
         seen.append([replace(observe(model, batches[-1], data.num_classes), labels=batches[-1].targets)])
@@ -95,10 +96,10 @@ def test_the_code_is_found_in_every_way_of_running(
 ) -> None:
     truths, seen = victims
     attack = replace(ATTACK, parallel=parallel)  # type: ignore[arg-type]
-    found = reconstruct_all(attack, seen, rngs=[Rng(1), Rng(2)], workers=2)
+    found = reconstruct_all(attack, seen, rngs=[replayed(1), replayed(2)], workers=2)
     for truth, each in zip(truths, found, strict=True):
         assert error(each.guess, truth) < 0.01
-    again = replace(ATTACK, parallel="none").reconstruct(seen[1], rng=Rng(2))
+    again = replace(ATTACK, parallel="none").reconstruct(seen[1], rng=replayed(2))
     torch.testing.assert_close(found[1].guess.inputs, again.guess.inputs, rtol=0, atol=1e-6)
 
 
@@ -106,7 +107,7 @@ def test_lbfgs_moves_it_too_and_the_box_is_for_pixels_alone(
     victims: tuple[list[Batch], list[list[Observation]]],
 ) -> None:
     truths, seen = victims
-    found = replace(ATTACK, optimizer=Lbfgs(), iterations=5, restarts=1).reconstruct(seen[0], rng=Rng(3))
+    found = replace(ATTACK, optimizer=Lbfgs(), iterations=5, restarts=1).reconstruct(seen[0], rng=replayed(3))
     assert error(found.guess, truths[0]) < 1e-4
 
 
@@ -114,30 +115,30 @@ def test_the_variables_stay_where_they_are_allowed(victims: tuple[list[Batch], l
     _, seen = victims
     shown: list[Tensor] = []
     wild = replace(ATTACK, optimizer=Adam(learning_rate=50.0), iterations=3, progress_every=1, keep="last")
-    wild.reconstruct(seen[0], rng=Rng(1), progress=lambda _, loss, guess: shown.append(guess))  # type: ignore[arg-type]
+    wild.reconstruct(seen[0], rng=replayed(1), progress=lambda _, loss, guess: shown.append(guess))  # type: ignore[arg-type]
     code = torch.logit(shown[-1].double().reshape(1, -1)) @ torch.linalg.pinv(basis(shown[-1].numel()).double())
     assert float(code.abs().max()) <= 1 + 1e-3
 
 
 def test_labels_are_searched_beside_it(victims: tuple[list[Batch], list[list[Observation]]]) -> None:
     truths, seen = victims
-    found = replace(ATTACK, labels=Joint(), iterations=200, restarts=1).reconstruct(seen[0], rng=Rng(1))
+    found = replace(ATTACK, labels=Joint(), iterations=200, restarts=1).reconstruct(seen[0], rng=replayed(1))
     assert found.guess.targets.tolist() == truths[0].targets.tolist()
 
 
 def test_the_penalty_is_part_of_the_loss(victims: tuple[list[Batch], list[list[Observation]]]) -> None:
     _, seen = victims
-    search = Search(ATTACK, [ATTACK.problem(seen[0], rng=Rng(0))], [Rng(0)], [0])
+    search = Search(ATTACK, [ATTACK.problem(seen[0], rng=replayed(0))], [replayed(0)], [0])
     here = {"code": torch.full((1, NUMBERS), 0.5, dtype=torch.float64)}
-    plain = Search(replace(ATTACK, objective=None), [ATTACK.problem(seen[0], rng=Rng(0))], [Rng(0)], [0])
+    plain = Search(replace(ATTACK, objective=None), [ATTACK.problem(seen[0], rng=replayed(0))], [replayed(0)], [0])
     assert float(plain.loss(here, {}, plain.fixed[0])) == pytest.approx(1e-6 * NUMBERS * 0.25)
     assert float(search.loss(here, {}, search.fixed[0])) > 1e-6 * NUMBERS * 0.25
 
 
 def test_again_begins_pixels_at_given_images_and_anything_else_anew() -> None:
-    images = torch.rand(1, 1, 4, 4, generator=Rng(1).torch())
+    images = torch.rand(1, 1, 4, 4, generator=replayed(1).public())
     begun = Pixels(start=Grey(), box=False).again(images)
     assert isinstance(begun, Pixels)
     assert not begun.box
-    assert torch.equal(begun.start.draw((1, 1, 4, 4), Rng(2).torch()), images)
+    assert torch.equal(begun.start.draw((1, 1, 4, 4), replayed(2).public()), images)
     assert Code().again(images) == Code()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.audit.capture_checks import check_capture, looks_of
@@ -21,7 +22,7 @@ from leaktight.audit.capture_files import TrueExamples, read_tensors, read_truth
 from leaktight.audit.capture_truth import check_truth
 from leaktight.audit.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.core.errors import DataError, UsageError
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, ImageShape
 from leaktight.inspect_scenario import default_attacks, fitted, label_rule
@@ -61,12 +62,12 @@ class Dense:
 
 
 def made(source: Small | Dense) -> nn.Module:
-    with global_seed(Rng(5)):
+    with global_seed(replayed(5)):
         return source.build(SHAPE, CLASSES)
 
 
 def example(count: int = 1) -> Batch:
-    generator = Rng(1).torch()
+    generator = replayed(1).public()
     images = torch.randint(0, 256, (count, *SHAPE), generator=generator).float() / 255
     return Batch(images, torch.arange(count) % CLASSES)
 
@@ -271,7 +272,7 @@ def test_a_plain_update_raises_no_flag(tmp_path: Path) -> None:
 
 
 def pruned(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-    generator = Rng(2).torch()
+    generator = replayed(2).public()
     keep = {name: torch.rand(tensor.shape, generator=generator) < 0.5 for name, tensor in after.items()}
     return {name: torch.where(keep[name] | (tensor.ndim < 2), tensor, before[name]) for name, tensor in after.items()}
 
@@ -287,7 +288,7 @@ def clipped(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Te
 
 
 def noisy(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-    generator = Rng(3).torch()
+    generator = replayed(3).public()
     return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in after.items()}
 
 
@@ -350,12 +351,12 @@ def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:
     assert names == ["CsDlg", "Dlg", "InvertingGradients"]
     rule = label_rule(unknown)
     assert rule is not None
-    assert rule.infer(unknown.seen, 1, rng=Rng(0)).tolist() == [0]
+    assert rule.infer(unknown.seen, 1, rng=replayed(0)).tolist() == [0]
     blind = default_attacks(unknown, rule)
     assert [type(each).__name__ for each in blind] == ["CsDlg", "InvertingGradients"]
     assert all(fitted(each, unknown, rule) == each for each in blind)
     for attack in blind:
-        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=Rng(0)).guess  # type: ignore[type-var]
+        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=replayed(0)).guess  # type: ignore[type-var]
         assert guess.inputs.shape == (1, *SHAPE)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.catalogue import DEFENSES
@@ -111,16 +112,16 @@ def test_a_part_of_a_stack_is_named_as_its_kind(kind: str) -> None:
 
 
 def plain_network() -> nn.Module:
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
 def make_client(defense: Defense, name: str = "a", seed: int = 0) -> Client:
-    generator = Rng(len(name)).child(name).torch()
+    generator = replayed(len(name)).child(name).public()
     images = torch.randint(256, (12, 3, 4, 4), generator=generator, dtype=torch.uint8)
     examples = Examples(images, torch.arange(12) % 3)
-    shared = defense.prepare(plain_network(), rng=Rng(1))
-    return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), Rng(seed))
+    shared = defense.prepare(plain_network(), rng=replayed(1))
+    return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), replayed(seed))
 
 
 def request(client: Client, round_index: int = 0) -> Train:
@@ -332,13 +333,13 @@ def digits() -> Dataset:
 def test_a_federation_runs_with_it(kind: str, digits: Dataset) -> None:
     federation = assemble(
         digits,
-        Iid(clients=3).split(digits, rng=Rng(0)),
-        build_model(MODELS["lenet_zhu"](), digits.shape, digits.num_classes, init="default", rng=Rng(0)),
+        Iid(clients=3).split(digits, rng=replayed(0)),
+        build_model(MODELS["lenet_zhu"](), digits.shape, digits.num_classes, init="default", rng=replayed(0)),
         local=LocalTraining(samples=8, batch_size=4, learning_rate=0.05),
         aggregator=FedAvg(scheme="I"),
         plan=FederationPlan(rounds=2),
         defense=CASES[kind].defense,
-        rng=Rng(5),
+        rng=replayed(5),
     )
     outcomes: list[RoundOutcome] = []
     final = run(federation, workers=1, after_round=lambda outcome, state: outcomes.append(outcome))
@@ -432,6 +433,6 @@ def test_no_byte_of_a_secret_leaves_the_client(
 @every_kind
 def test_an_unknown_question_is_refused(kind: str) -> None:
     defense, facts = CASES[kind].defense, ClientFacts("a", 12, 3)
-    _, state = defense.start(defense.prepare(plain_network(), rng=Rng(1)), facts, rng=Rng(0))
+    _, state = defense.start(defense.prepare(plain_network(), rng=replayed(1)), facts, rng=replayed(0))
     with pytest.raises(ValueError, match="answer to 'secrets'"):
-        defense.answer(Question("secrets", {}), state, facts, rng=Rng(0))
+        defense.answer(Question("secrets", {}), state, facts, rng=replayed(0))

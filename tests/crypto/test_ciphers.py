@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.seeds import replayed
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import pack, unpack
 from leaktight.crypto import ckks
 from leaktight.crypto.cipher import (
@@ -36,7 +36,7 @@ CIPHERS = [SMALL, Ckks()]
 
 @lru_cache(maxsize=16)
 def keys_of(cipher: Cipher, seed: int = 0) -> Keys:
-    return cipher.new_keys(Rng(seed))
+    return cipher.new_keys(replayed(seed))
 
 
 def numbers(count: int, bound: float = 1.0, seed: int = 0) -> Values:
@@ -44,7 +44,7 @@ def numbers(count: int, bound: float = 1.0, seed: int = 0) -> Values:
 
 
 def sealed_by(cipher: Cipher, values: Values, seed: int = 0) -> Sealed:
-    return cipher.encrypt(values, keys_of(cipher).public, rng=Rng(seed))
+    return cipher.encrypt(values, keys_of(cipher).public, rng=replayed(seed))
 
 
 paillier = st.builds(
@@ -66,7 +66,7 @@ def test_a_packed_mean_is_exact_up_to_the_step(cipher: Paillier, data: st.DataOb
     assume(sum(weights) > 0)
     values = [numbers(count, cipher.bound, seed) for seed in range(clients)]
     public, secret = keys_of(cipher).public, keys_of(cipher).secret
-    vectors = [cipher.encrypt(each, public, rng=Rng(place)) for place, each in enumerate(values)]
+    vectors = [cipher.encrypt(each, public, rng=replayed(place)) for place, each in enumerate(values)]
     mean = cipher.decrypt(cipher.combine(vectors, weights, public), secret)
     expected = np.average(values, axis=0, weights=weights)
     assert np.abs(mean - expected).max() <= cipher.resolution * (1 + 1e-9)
@@ -81,7 +81,7 @@ def test_no_slot_runs_over_at_the_bounds(cipher: Paillier, data: st.DataObject) 
     noisy = data.draw(st.booleans())
     values = cipher.bound * np.array(signs)
     keys = keys_of(cipher)
-    vector = cipher.encrypt(values, keys.public, rng=Rng(0))
+    vector = cipher.encrypt(values, keys.public, rng=replayed(0))
     half = cipher.most_weight // 2
     total = cipher.combine([vector, vector], [half, half], keys.public, noise=values if noisy else None)
     assert total.weight == cipher.most_weight
@@ -112,7 +112,7 @@ def test_a_sealed_vector_travels_as_a_message(cipher: Cipher) -> None:
 def test_bad_input_is_named(cipher: Cipher) -> None:
     keys, stranger = keys_of(cipher), keys_of(cipher, 1)
     vector = sealed_by(cipher, numbers(9))
-    foreign = cipher.encrypt(numbers(9), stranger.public, rng=Rng(0))
+    foreign = cipher.encrypt(numbers(9), stranger.public, rng=replayed(0))
     short = replace(vector, body=vector.body[:-1])
     with pytest.raises(WrongKeyError, match="expected a ciphertext under key"):
         cipher.decrypt(vector, stranger.secret)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.seeds import replayed
 
-from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import CiphertextError, WrongKeyError
 from leaktight.crypto.key_transport import boxed, opened
 from leaktight.crypto.secure_sum import new_private_key, public_key
 
-ANN, BOB, EVE = (new_private_key(Rng(seed)) for seed in (1, 2, 3))
+ANN, BOB, EVE = (new_private_key(replayed(seed)) for seed in (1, 2, 3))
 SECRET = b"a key of many bytes" * 20
 
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.seeds import replayed
 
 from leaktight.core.errors import LeaktightError, RoundFailedError
-from leaktight.core.rng import Rng
 from leaktight.crypto.secure_sum import MODULUS, masked, new_private_key, public_key, unmasked_sum
 
 
 def send(values: Mapping[str, Sequence[int]], *, seed: int = 0, label: str = "test") -> dict[str, bytes]:
     """What all clients send for their values."""
-    privates = {name: new_private_key(Rng(seed).child(name)) for name in values}
+    privates = {name: new_private_key(replayed(seed).child(name)) for name in values}
     publics = {name: public_key(private) for name, private in privates.items()}
     return {name: masked(values[name], name, privates[name], publics, label=label) for name in values}
 
@@ -87,8 +87,8 @@ def test_masks_differ_for_every_label_pair_and_key() -> None:
 
 
 def test_names_and_labels_cannot_run_into_each_other() -> None:
-    private = new_private_key(Rng(0))
-    other = public_key(new_private_key(Rng(1)))
+    private = new_private_key(replayed(0))
+    other = public_key(new_private_key(replayed(1)))
     ours = {"label": ("x", "ab"), "shifted": ("xa", "b")}
     sent = {
         case: masked([0], name, private, {name: public_key(private), "zz": other}, label=label)
@@ -101,20 +101,20 @@ def test_keys_from_the_operating_system_are_fresh() -> None:
     keys = {new_private_key() for _ in range(20)}
     assert len(keys) == 20
     assert {len(key) for key in keys} == {32}
-    assert new_private_key(Rng(3)) == new_private_key(Rng(3)) != new_private_key(Rng(3).child("next"))
+    assert new_private_key(replayed(3)) == new_private_key(replayed(3)) != new_private_key(replayed(3).child("next"))
 
 
 def test_bad_keys_are_refused_by_name() -> None:
-    private = new_private_key(Rng(0))
+    private = new_private_key(replayed(0))
     own = public_key(private)
     with pytest.raises(LeaktightError, match="the public key of a among those relayed"):
-        masked([1], "a", private, {"a": public_key(new_private_key(Rng(1))), "b": own}, label="test")
+        masked([1], "a", private, {"a": public_key(new_private_key(replayed(1))), "b": own}, label="test")
     for broken in (bytes(32), b"short"):
         with pytest.raises(LeaktightError, match="a public key of b that can be used"):
             masked([1], "a", private, {"a": own, "b": broken}, label="test")
 
 
 def test_one_client_alone_is_refused() -> None:
-    private = new_private_key(Rng(0))
+    private = new_private_key(replayed(0))
     with pytest.raises(LeaktightError, match="expected at least 2 clients in a secure sum, got a alone"):
         masked([1], "a", private, {"a": public_key(private)}, label="test")

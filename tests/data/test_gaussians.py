@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.seeds import replayed
 
-from leaktight.core.rng import Rng
 from leaktight.data.gaussians import REACH, TwoGaussians, coordinates
 from leaktight.data.partition import BySource
 
@@ -17,7 +17,7 @@ def test_two_sets_of_two_classes_in_nine_to_one() -> None:
     data = TwoGaussians(examples=2000).load(NOWHERE)
     assert (len(data.train), len(data.test)) == (3600, 400)
     assert data.shape == (1, 1, 2)
-    clients = BySource(validation=0.1).split(data, rng=Rng(0)).clients
+    clients = BySource(validation=0.1).split(data, rng=replayed(0)).clients
     assert list(clients) == ["client-000-lower", "client-001-upper"]
     for holding in clients.values():
         assert torch.bincount(data.train.targets[holding.train]).tolist() == pytest.approx([810, 810], abs=40)

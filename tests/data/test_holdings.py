@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.seeds import replayed
 
-from leaktight.core.rng import Rng
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.holdings import class_counts, label_skew, plot_summary, text_summary
@@ -27,7 +27,7 @@ def words_dataset() -> Dataset:
 
 def test_counts_are_those_of_the_labels() -> None:
     dataset = make_dataset(3, 8)
-    counts = class_counts(dataset, OneClass(clients=6).split(dataset, rng=Rng(0)))
+    counts = class_counts(dataset, OneClass(clients=6).split(dataset, rng=replayed(0)))
     np.testing.assert_array_equal(counts, np.tile(4 * np.eye(3, dtype=int), (2, 1)))
 
 
@@ -39,7 +39,7 @@ def test_skew_is_zero_when_all_are_alike_and_grows_to_one() -> None:
 
 def test_a_few_clients_are_all_in_the_table() -> None:
     dataset = make_dataset(3, 10)
-    text = text_summary(dataset, OneClass().split(dataset, rng=Rng(0)))
+    text = text_summary(dataset, OneClass().split(dataset, rng=replayed(0)))
     assert text.splitlines() == [
         "toy: 30 of 30 training examples on 3 clients, 3 classes; label skew 0.67 (0: all alike)",
         "",
@@ -52,7 +52,7 @@ def test_a_few_clients_are_all_in_the_table() -> None:
 
 def test_many_clients_are_summed_up_and_the_extremes_shown() -> None:
     dataset = make_dataset(10, 600)
-    partition = LrpShards(clients=100, shard_size=20).split(dataset, rng=Rng(0))
+    partition = LrpShards(clients=100, shard_size=20).split(dataset, rng=replayed(0))
     text = text_summary(dataset, partition)
     assert len(text.splitlines()) < 25
     sizes = {name: len(holding) for name, holding in partition.clients.items()}
@@ -66,14 +66,14 @@ def test_many_clients_are_summed_up_and_the_extremes_shown() -> None:
 def test_some_classes_are_bars_and_many_are_named() -> None:
     for num_classes, mark in ((20, "█"), (100, "name7: 4")):
         dataset = make_dataset(num_classes, 4)
-        text = text_summary(dataset, OneClass(clients=20).split(dataset, rng=Rng(0)))
+        text = text_summary(dataset, OneClass(clients=20).split(dataset, rng=replayed(0)))
         assert len(text.splitlines()) == 23
         assert mark in text
 
 
 def test_words_have_no_classes() -> None:
     dataset = words_dataset()
-    text = text_summary(dataset, BySource(validation=0).split(dataset, rng=Rng(0)))
+    text = text_summary(dataset, BySource(validation=0).split(dataset, rng=replayed(0)))
     assert "classes" not in text
     assert text.splitlines()[-1].split() == ["client-001-iiit5k", "6", "0"]
 
@@ -81,7 +81,7 @@ def test_words_have_no_classes() -> None:
 @pytest.mark.parametrize("clients", [1, 20, 100])
 def test_the_picture_grows_with_the_clients(clients: int, tmp_path: Path) -> None:
     dataset = make_dataset(5, 100)
-    path = plot_summary(dataset, Iid(clients=clients).split(dataset, rng=Rng(0)), tmp_path / "new" / "who.png")
+    path = plot_summary(dataset, Iid(clients=clients).split(dataset, rng=replayed(0)), tmp_path / "new" / "who.png")
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape[0] >= 20 * clients
@@ -95,5 +95,5 @@ def test_pictures_of_words_many_classes_and_one_client(tmp_path: Path) -> None:
         ("many", many, Shards(clients=10)),
         ("one", many, Pooled()),
     ):
-        path = plot_summary(dataset, scheme.split(dataset, rng=Rng(0)), tmp_path / f"{name}.png")
+        path = plot_summary(dataset, scheme.split(dataset, rng=replayed(0)), tmp_path / f"{name}.png")
         assert path.stat().st_size > 5000

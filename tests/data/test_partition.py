@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.seeds import replayed
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import (
@@ -75,7 +75,7 @@ COMPLETE: list[Scheme] = [
 @given(labels=label_lists, seed=st.integers(0, 2**32), share=st.sampled_from([0.0, 0.2, 0.5, 0.99]))
 def test_every_example_has_exactly_one_owner(scheme: Scheme, labels: list[int], seed: int, share: float) -> None:
     dataset = make_dataset(labels, groups=[place % 3 for place in range(len(labels))])
-    partition = dataclasses.replace(scheme, validation=share).split(dataset, rng=Rng(seed))
+    partition = dataclasses.replace(scheme, validation=share).split(dataset, rng=replayed(seed))
     assert sorted(index for client in owners(partition) for index in client) == list(range(len(labels)))
     assert list(partition.clients) == sorted(partition.clients)
     for holding in partition.clients.values():
@@ -91,9 +91,9 @@ def test_iid_sizes_differ_by_at_most_one(count: int, clients: int, seed: int) ->
     scheme = Iid(clients=clients)
     if clients > count:
         with pytest.raises(UsageError, match="lower the number of clients"):
-            scheme.split(dataset, rng=Rng(seed))
+            scheme.split(dataset, rng=replayed(seed))
         return
-    sizes = [len(client) for client in owners(scheme.split(dataset, rng=Rng(seed)))]
+    sizes = [len(client) for client in owners(scheme.split(dataset, rng=replayed(seed)))]
     assert len(sizes) == clients
     assert max(sizes) - min(sizes) <= 1
 
@@ -101,21 +101,21 @@ def test_iid_sizes_differ_by_at_most_one(count: int, clients: int, seed: int) ->
 def test_the_seed_decides_and_the_hold_out_does_not_change_the_owners() -> None:
     dataset = make_dataset([0, 1, 2, 3] * 25)
     for scheme in COMPLETE[:4]:
-        first = owners(scheme.split(dataset, rng=Rng(1)))
-        assert owners(scheme.split(dataset, rng=Rng(1))) == first
-        assert owners(dataclasses.replace(scheme, validation=0.5).split(dataset, rng=Rng(1))) == first
-        assert owners(scheme.split(dataset, rng=Rng(2))) != first
+        first = owners(scheme.split(dataset, rng=replayed(1)))
+        assert owners(scheme.split(dataset, rng=replayed(1))) == first
+        assert owners(dataclasses.replace(scheme, validation=0.5).split(dataset, rng=replayed(1))) == first
+        assert owners(scheme.split(dataset, rng=replayed(2))) != first
 
 
 def test_the_hold_out_is_random() -> None:
-    holding = Pooled().split(make_dataset([0] * 100), rng=Rng(3)).clients["client-000"]
+    holding = Pooled().split(make_dataset([0] * 100), rng=replayed(3)).clients["client-000"]
     assert len(holding.validation) == 20
     assert holding.validation.tolist() not in (list(range(20)), list(range(80, 100)))
 
 
 def test_equal_shards_give_every_client_few_classes() -> None:
     dataset = make_dataset([label for label in range(10) for _ in range(60)])
-    partition = Shards(clients=10, shards_per_client=2).split(dataset, rng=Rng(0))
+    partition = Shards(clients=10, shards_per_client=2).split(dataset, rng=replayed(0))
     assert [len(client) for client in owners(partition)] == [60] * 10
     assert all(len(classes_of(dataset, holding)) <= 2 for holding in partition.clients.values())
 
@@ -135,7 +135,7 @@ def test_lrp_shards_stay_within_their_bounds_and_all_are_dealt(
     num_shards = clients * low + int(fill * clients * room)
     dataset = make_dataset([place % 10 for place in range(num_shards * size)])
     scheme = LrpShards(clients=clients, shard_size=size, min_shards=low, max_shards=low + room)
-    sizes = [len(client) for client in owners(scheme.split(dataset, rng=Rng(seed)))]
+    sizes = [len(client) for client in owners(scheme.split(dataset, rng=replayed(seed)))]
     assert sum(sizes) == num_shards * size
     assert all(size * low <= held <= size * (low + room) for held in sizes)
 
@@ -143,7 +143,7 @@ def test_lrp_shards_stay_within_their_bounds_and_all_are_dealt(
 def test_lrp_shards_of_the_paper() -> None:
     """MNIST: 300 shards of 200 on 100 clients, one to nine each, at most two classes in a shard."""
     dataset = make_dataset([place % 10 for place in range(60_000)])
-    partition = LrpShards().split(dataset, rng=Rng(1024))
+    partition = LrpShards().split(dataset, rng=replayed(1024))
     sizes = [len(client) for client in owners(partition)]
     assert len(sizes) == 100
     assert all(held % 200 == 0 and 200 <= held <= 1800 for held in sizes)
@@ -157,14 +157,14 @@ def test_lrp_shards_of_the_paper() -> None:
 def test_shards_that_do_not_fit_are_refused(count: int, remedy: str) -> None:
     """The first case is the paper's own for CIFAR: 1000 shards of 50 for 100 clients with nine at most."""
     with pytest.raises(UsageError, match=remedy):
-        LrpShards(shard_size=50).split(make_dataset([0] * count), rng=Rng(0))
+        LrpShards(shard_size=50).split(make_dataset([0] * count), rng=replayed(0))
 
 
 def test_a_small_alpha_is_less_even() -> None:
     dataset = make_dataset([0, 1, 2, 3, 4] * 200)
 
     def largest_share(alpha: float) -> float:
-        partition = Dirichlet(clients=5, alpha=alpha).split(dataset, rng=Rng(0))
+        partition = Dirichlet(clients=5, alpha=alpha).split(dataset, rng=replayed(0))
         shares = []
         for holding in partition.clients.values():
             counts = torch.bincount(dataset.train.targets[torch.tensor(owned(holding))], minlength=5)
@@ -177,20 +177,20 @@ def test_a_small_alpha_is_less_even() -> None:
 @quick
 @given(clients=st.integers(1, 8), least=st.integers(1, 5), seed=st.integers(0, 99))
 def test_dirichlet_gives_every_client_its_minimum(clients: int, least: int, seed: int) -> None:
-    partition = Dirichlet(clients=clients, min_examples=least).split(make_dataset([0, 1] * 100), rng=Rng(seed))
+    partition = Dirichlet(clients=clients, min_examples=least).split(make_dataset([0, 1] * 100), rng=replayed(seed))
     assert min(len(client) for client in owners(partition)) >= least
 
 
 def test_dirichlet_gives_up_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="raise alpha, or lower clients or min_examples"):
-        Dirichlet(clients=50, alpha=0.01, min_examples=2).split(make_dataset([0, 1] * 60), rng=Rng(0))
+        Dirichlet(clients=50, alpha=0.01, min_examples=2).split(make_dataset([0, 1] * 60), rng=replayed(0))
 
 
 @quick
 @given(clients=st.integers(1, 12))
 def test_one_class_shares_evenly_and_never_mixes(clients: int) -> None:
     dataset = make_dataset([label for label in range(4) for _ in range(9)])
-    partition = OneClass(clients=clients).split(dataset, rng=Rng(0))
+    partition = OneClass(clients=clients).split(dataset, rng=replayed(0))
     assert len(partition) == clients
     assert all(len(classes_of(dataset, holding)) == 1 for holding in partition.clients.values())
     everyone = [index for client in owners(partition) for index in client]
@@ -199,18 +199,18 @@ def test_one_class_shares_evenly_and_never_mixes(clients: int) -> None:
 
 def test_one_class_skips_classes_without_examples() -> None:
     dataset = make_dataset([0, 0, 3, 3])
-    partition = OneClass().split(dataset, rng=Rng(0))
+    partition = OneClass().split(dataset, rng=replayed(0))
     assert [classes_of(dataset, holding) for holding in partition.clients.values()] == [{0}, {3}]
 
 
 def test_one_class_refuses_more_clients_than_a_class_has_examples() -> None:
     with pytest.raises(UsageError, match="share class 'class 0', got 1; lower clients"):
-        OneClass(clients=4).split(make_dataset([0, 1, 1]), rng=Rng(0))
+        OneClass(clients=4).split(make_dataset([0, 1, 1]), rng=replayed(0))
 
 
 def test_sources_become_clients_with_their_names() -> None:
     dataset = make_dataset([0, 1, 0, 1, 0], groups=[2, 0, 2, 0, 2], names=("anna b.", "unused", "c/d"))
-    partition = BySource(validation=0).split(dataset, rng=Rng(0))
+    partition = BySource(validation=0).split(dataset, rng=replayed(0))
     assert {name: owned(holding) for name, holding in partition.clients.items()} == {
         "client-000-anna-b.": [1, 3],
         "client-001-c-d": [0, 2, 4],
@@ -219,11 +219,11 @@ def test_sources_become_clients_with_their_names() -> None:
 
 def test_sources_must_be_named() -> None:
     with pytest.raises(UsageError, match="choose another partition"):
-        BySource().split(make_dataset([0, 1]), rng=Rng(0))
+        BySource().split(make_dataset([0, 1]), rng=replayed(0))
 
 
 def test_names_sort_when_there_are_many() -> None:
-    names = list(Iid(clients=1001).split(make_dataset([0] * 1001), rng=Rng(0)).clients)
+    names = list(Iid(clients=1001).split(make_dataset([0] * 1001), rng=replayed(0)).clients)
     assert names == sorted(names)
     assert names[-1] == "client-1000"
 
@@ -231,11 +231,11 @@ def test_names_sort_when_there_are_many() -> None:
 @pytest.mark.parametrize("scheme", [Shards(clients=2), Dirichlet(clients=2), OneClass(), LrpShards(clients=2)])
 def test_words_cannot_be_divided_by_class(scheme: Scheme) -> None:
     with pytest.raises(UsageError, match="choose the partition iid"):
-        scheme.split(words_dataset(), rng=Rng(0))
+        scheme.split(words_dataset(), rng=replayed(0))
 
 
 def test_words_can_be_divided_evenly() -> None:
-    assert len(Iid(clients=3).split(words_dataset(), rng=Rng(0))) == 3
+    assert len(Iid(clients=3).split(words_dataset(), rng=replayed(0))) == 3
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_words_can_be_divided_evenly() -> None:
 )
 def test_too_few_examples_are_one_clear_line(scheme: Scheme) -> None:
     with pytest.raises(UsageError, match=r"toy: expected .* got 10; lower the number of") as caught:
-        scheme.split(make_dataset([0, 1] * 5), rng=Rng(0))
+        scheme.split(make_dataset([0, 1] * 5), rng=replayed(0))
     assert "\n" not in str(caught.value)
 
 

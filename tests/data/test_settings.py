@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.seeds import replayed
 
 from leaktight.core.errors import DataError
-from leaktight.core.rng import Rng
 from leaktight.data.settings import PartSettings, SplitSettings, stratified_split
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
@@ -17,7 +17,7 @@ def test_split_is_a_partition_in_proportion(sizes: list[int], share: float, seed
     strata = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     if len(strata) < 2:
         return
-    train, test = stratified_split(strata, share, Rng(seed))
+    train, test = stratified_split(strata, share, replayed(seed))
     assert sorted(torch.cat([train, test]).tolist()) == list(range(len(strata)))
     wanted = min(max(round(share * len(strata)), 1), len(strata) - 1)
     assert len(test) == wanted
@@ -27,20 +27,20 @@ def test_split_is_a_partition_in_proportion(sizes: list[int], share: float, seed
 
 def test_split_depends_on_the_seed_alone() -> None:
     strata = torch.arange(3).repeat(40)
-    first, again, other = (stratified_split(strata, 0.2, Rng(seed))[1] for seed in (1, 1, 2))
+    first, again, other = (stratified_split(strata, 0.2, replayed(seed))[1] for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_split_keeps_the_callers_order() -> None:
-    train, test = stratified_split(torch.tensor([1, 0, 1, 0, 1, 0]), 0.34, Rng(0))
+    train, test = stratified_split(torch.tensor([1, 0, 1, 0, 1, 0]), 0.34, replayed(0))
     assert train.tolist() == sorted(train.tolist())
     assert test.tolist() == sorted(test.tolist())
 
 
 def test_one_example_cannot_be_split() -> None:
     with pytest.raises(DataError, match="at least 2 examples"):
-        stratified_split(torch.tensor([3]), 0.5, Rng(0))
+        stratified_split(torch.tensor([3]), 0.5, replayed(0))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.protocols import ClientFacts, Defense
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Mode, State
@@ -19,14 +20,14 @@ from leaktight.fl.local import LocalResult, Trainer, local_update
 
 def small_network(*, normalised: bool = False) -> nn.Module:
     """Convolution, sigmoid, linear, in float64; with batch normalisation when asked."""
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         norm = [nn.BatchNorm2d(4)] if normalised else []
         layers = [nn.Conv2d(1, 4, 3), *norm, nn.Sigmoid(), nn.Flatten(), nn.Linear(16, 3)]
         return nn.Sequential(*layers).double()
 
 
 def batch_of(size: int, seed: int = 1) -> Batch:
-    generator = Rng(seed).torch()
+    generator = replayed(seed).public()
     inputs = torch.rand(size, 1, 4, 4, generator=generator, dtype=torch.float64)
     return Batch(inputs, torch.randint(3, (size,), generator=generator))
 
@@ -42,7 +43,7 @@ def train_steps(
     **options: Any,
 ) -> LocalResult:
     """Local training from a fresh state; `gradient` of the result is the last step's, after the defense."""
-    _, state = defense.start(model, ClientFacts("a", num_examples, 3), rng=Rng(0))
+    _, state = defense.start(model, ClientFacts("a", num_examples, 3), rng=replayed(0))
     return local_update(
         Trainer(model, LocalTraining(learning_rate=0.1), defense=defense, mode=mode),
         parameters_of(model),
@@ -50,7 +51,7 @@ def train_steps(
         batches,
         learning_rates=[0.1] * len(batches),
         state=state,
-        rng=Rng(seed),
+        rng=replayed(seed),
         **options,
     )
 
@@ -59,7 +60,7 @@ def client_of(
     defense: Defense, model: nn.Module, *, name: str = "a", local: LocalTraining | None = None, mode: Mode = "train"
 ) -> Client:
     """A client with 40 examples, which come as float32."""
-    generator = Rng(2).torch()
+    generator = replayed(2).public()
     examples = Examples(
         torch.randint(256, (40, 1, 4, 4), generator=generator, dtype=torch.uint8),
         torch.randint(3, (40,), generator=generator),
@@ -70,7 +71,7 @@ def client_of(
         validation=examples.part(0, 5),
         trainer=Trainer(model, local or LocalTraining(epochs=2, batch_size=12), defense=defense, mode=mode),
         aggregator=FedAvg(),
-        rng=Rng(3).child("client", name),
+        rng=replayed(3).child("client", name),
     )
 
 

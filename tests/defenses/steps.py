@@ -7,10 +7,11 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.protocols import ClientFacts, Defense, Step
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Params, State, Update
@@ -26,12 +27,12 @@ class Outcome(NamedTuple):
 
 def network() -> nn.Module:
     """A smooth convolution and a linear layer, in float64."""
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 3)).double()
 
 
 def batch(size: int = 6, seed: int = 1) -> Batch:
-    generator = Rng(seed).torch()
+    generator = replayed(seed).public()
     inputs = torch.rand(size, 1, 6, 6, generator=generator, dtype=torch.float64)
     return Batch(inputs, torch.randint(3, (size,), generator=generator))
 
@@ -57,7 +58,7 @@ def step_of(model: nn.Module, examples: Batch, *, index: int = 0) -> Step:
 
 def drawn_step(*shapes: tuple[int, ...], seed: int = 0, index: int = 0) -> Step:
     """A step whose gradient and parameters are random numbers, all different, under the names "0", "1" and so on."""
-    generator = Rng(seed).torch()
+    generator = replayed(seed).public()
 
     def draw() -> dict[str, Tensor]:
         return {str(place): torch.randn(shape, generator=generator) for place, shape in enumerate(shapes)}
@@ -78,16 +79,18 @@ def drawn_step(*shapes: tuple[int, ...], seed: int = 0, index: int = 0) -> Step:
 def defended(defense: Defense, step: Step, *, state: State | None = None, seed: int = 0) -> Outcome:
     """What the defense puts in place of the step's gradient."""
     if state is None:
-        _, state = defense.start(step.model, ClientFacts("a", 100, 3), rng=Rng(0))
+        _, state = defense.start(step.model, ClientFacts("a", 100, 3), rng=replayed(0))
     meter = Meter()
-    gradient, state = defense.on_gradient(step, state, rng=Rng(seed).child("gradient"), report=meter)
+    gradient, state = defense.on_gradient(step, state, rng=replayed(seed).child("gradient"), report=meter)
     return Outcome(gradient, state, meter.figures())
 
 
 def defended_update(defense: Defense, tensors: Params, *, seed: int = 0) -> Outcome:
     """What the defense puts in place of an update's tensors."""
     meter = Meter()
-    update, state = defense.on_update(Update(tensors, "delta", 10), {}, rng=Rng(seed).child("update"), report=meter)
+    update, state = defense.on_update(
+        Update(tensors, "delta", 10), {}, rng=replayed(seed).child("update"), report=meter
+    )
     return Outcome(update.tensors, state, meter.figures())
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
 from opacus.accountants.accountant import IAccountant
+from tests.seeds import replayed
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.defenses.accounting import (
     Accountant,
@@ -119,7 +119,7 @@ def test_the_uses_of_an_example_bound_what_local_training_does(
     if batch_size > used:
         return
     local = LocalTraining(epochs=epochs, samples=samples, batch_size=batch_size, steps=steps, drop_last=drop_last)
-    _, plan = plan_batches(num_examples, local, rng=Rng(0))
+    _, plan = plan_batches(num_examples, local, rng=replayed(0))
     sizes = [len(step) for step in plan]
     batches = {size: sizes.count(size) for size in sizes}
     truth = [sum(example in step.tolist() for step in plan) for example in range(used)]

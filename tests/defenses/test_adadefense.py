@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.defenses.dp_scenes import client_of, play, small_network
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.protocols import Defense
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tensors import digest, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import State, Update, UpdateKind
@@ -30,7 +31,7 @@ FRESH: State = {"time": 0, "first": {}, "second": {}}
 
 
 def gradients(count: int, scale: float = 1.0) -> list[Tensor]:
-    generator = Rng(0).torch()
+    generator = replayed(0).public()
     return [scale * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
@@ -103,7 +104,7 @@ def test_the_stand_in_points_where_the_update_did(kind: UpdateKind, sign: float)
     """g is received minus local, so a change of the parameters is -g, and its stand-in must be a change too."""
     gradient = gradients(1)[0]
     update = Update({"w": sign * gradient}, kind, num_examples=3)
-    sent, state = AdaDefense().on_update(update, FRESH, rng=Rng(0), report=silent)
+    sent, state = AdaDefense().on_update(update, FRESH, rng=replayed(0), report=silent)
     torch.testing.assert_close(sent.tensors["w"], sign * gradient.sign(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state["first"]["w"], 0.1 * gradient)
     assert sent.num_examples == 3
@@ -167,18 +168,18 @@ def test_batch_statistics_are_sent_as_they_are() -> None:
 
 def digits_federation(defense: AdaDefense) -> Federation:
     dataset = Digits().load(Path())
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         side = dataset.shape.channels * dataset.shape.height * dataset.shape.width
         model = nn.Sequential(nn.Flatten(), nn.Linear(side, dataset.num_classes))
     return assemble(
         dataset,
-        Iid(clients=4).split(dataset, rng=Rng(0)),
+        Iid(clients=4).split(dataset, rng=replayed(0)),
         model,
         local=LocalTraining(batch_size=32, learning_rate=0.05),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=8),
         defense=defense,
-        rng=Rng(1),
+        rng=replayed(1),
     )
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from tests.defenses.dp_scenes import batch_of, client_of, play, small_network, train_steps
+from tests.seeds import replayed
 
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest, parameters_of, squared_norm
 from leaktight.core.types import Broadcast, Update
 from leaktight.defenses.client_dp import ClientDp
@@ -22,13 +22,13 @@ from leaktight.fl.local import silent
 
 def defended(defense: ClientDp, tensors: dict[str, torch.Tensor], seed: int = 0) -> Update:
     update = Update(tensors, "delta", num_examples=10, metrics={"loss": 1.0})
-    result, _ = defense.on_update(update, {"rounds": 1}, rng=Rng(seed), report=silent)
+    result, _ = defense.on_update(update, {"rounds": 1}, rng=replayed(seed), report=silent)
     return result
 
 
 @given(scale=st.floats(1e-3, 1e3), clip_norm=st.floats(1e-2, 1e2))
 def test_the_update_keeps_its_direction_and_gets_the_norm_of_the_formula(scale: float, clip_norm: float) -> None:
-    generator = Rng(0).torch()
+    generator = replayed(0).public()
     tensors = {name: scale * torch.randn(4, 3, generator=generator, dtype=torch.float64) for name in ("a", "b")}
     before = math.sqrt(float(squared_norm(tensors.values())))
     sent = defended(ClientDp(clip_norm=clip_norm, noise_multiplier=0.0), tensors).tensors

@@ -14,10 +14,11 @@ from opacus.accountants import RDPAccountant
 from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from tests.defenses.dp_scenes import batch_of, client_of, play, small_network, train_steps
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tensors import digest, pack, squared_norm, unpack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Examples
@@ -63,7 +64,7 @@ def test_no_example_counts_for_more_than_the_clipping_norm(
     size: int, scale: float, clip_norm: float, seed: int
 ) -> None:
     """Removing any one example moves the sum by clip_norm at most; small gradients stay as they are."""
-    generator = Rng(seed).torch()
+    generator = replayed(seed).public()
     each = {name: scale * torch.randn(size, *shape, generator=generator) for name, shape in (("w", (3, 2)), ("b", ()))}
     mean, factors = clipped_mean(each, [["w", "b"]], clip_norm)
     for place in range(size):
@@ -164,23 +165,23 @@ def test_settings_out_of_range(settings: dict[str, float], message: str) -> None
 
 def test_a_run_reports_the_largest_budget_of_any_client_at_its_end(tmp_path: Path) -> None:
     """Two of three clients in each round, so at least one client took part twice in three rounds."""
-    generator = Rng(5).torch()
+    generator = replayed(5).public()
     examples = Examples(
         torch.randint(256, (60, 1, 4, 4), generator=generator, dtype=torch.uint8),
         torch.randint(3, (60,), generator=generator),
     )
     dataset = Dataset("noise", examples, examples, ("a", "b", "c"))
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     federation = assemble(
         dataset,
-        Iid(clients=3).split(dataset, rng=Rng(0)),
+        Iid(clients=3).split(dataset, rng=replayed(0)),
         model,
         local=LocalTraining(batch_size=5),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=3, per_round=2),
         defense=DpSgd(accountant="gdp", noise_multiplier=2.0),
-        rng=Rng(1),
+        rng=replayed(1),
     )
     with open_run(tmp_path / "run", "", resume=False) as folder:
         summary = train(federation, folder, defense_kind="dp_sgd", workers=1)

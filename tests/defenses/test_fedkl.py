@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -41,12 +42,12 @@ BOTH = pytest.mark.parametrize("source", [LENET, ResNet20()], ids=["lenet_zhu", 
 
 
 def prepared(source: ModelSource, defense: Defense) -> nn.Module:
-    model = build_model(source, SHAPE, 3, rng=Rng(0))
-    return defense.prepare(model, rng=Rng(1))
+    model = build_model(source, SHAPE, 3, rng=replayed(0))
+    return defense.prepare(model, rng=replayed(1))
 
 
 def examples() -> Examples:
-    generator = Rng(2).torch()
+    generator = replayed(2).public()
     images = torch.randint(256, (24, *SHAPE), generator=generator, dtype=torch.uint8)
     return Examples(images, torch.randint(3, (24,), generator=generator))
 
@@ -54,7 +55,7 @@ def examples() -> Examples:
 def make_client(source: ModelSource = LENET, defense: Defense = FedKl(), name: str = "a") -> Client:
     local = LocalTraining(batch_size=8, learning_rate=0.05, momentum=0.5)
     trainer = Trainer(prepared(source, defense), local, defense=defense)
-    return Client(name, examples(), examples(), trainer, FedAvg(), Rng(3).child(name), test=examples())
+    return Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name), test=examples())
 
 
 def train(client: Client, state: State | None = None, round_index: int = 0) -> ClientRound:
@@ -100,13 +101,13 @@ def test_no_byte_of_key_lock_or_statistics_leaves_the_client(source: ModelSource
 
 @BOTH
 def test_the_network_that_all_share_keeps_its_names(source: ModelSource) -> None:
-    plain = build_model(source, SHAPE, 3, rng=Rng(0))
+    plain = build_model(source, SHAPE, 3, rng=replayed(0))
     shared = prepared(source, FedKl())
     assert set(parameters_of(plain)) - set(parameters_of(shared)) == (
         {"bn1.weight", "bn1.bias"} if isinstance(source, ResNet20) else set()
     )
     assert set(parameters_of(shared)) <= set(parameters_of(plain))
-    own, _ = FedKl().start(copy.deepcopy(shared), FACTS, rng=Rng(4))
+    own, _ = FedKl().start(copy.deepcopy(shared), FACTS, rng=replayed(4))
     assert {name.split(".lock.")[-1] for name in set(own.state_dict()) - set(shared.state_dict())} == {
         "key",
         "scale.weight",
@@ -118,7 +119,7 @@ def test_the_network_that_all_share_keeps_its_names(source: ModelSource) -> None
 
 def test_the_lock_is_what_the_thesis_says() -> None:
     """Convolution, batch norm without scale and shift, gamma x + beta, both linear in one key; written out by hand."""
-    model, _ = FedKl(key_length=7).start(prepared(LENET, FedKl()), FACTS, rng=Rng(4))
+    model, _ = FedKl(key_length=7).start(prepared(LENET, FedKl()), FACTS, rng=replayed(4))
     inputs = examples().batch().inputs
     tensors = {**parameters_of(model), **buffers_of(model)}
     key, at = tensors["features.0.norm.lock.key"], "features.0.norm.lock"
@@ -136,7 +137,7 @@ def test_the_lock_is_what_the_thesis_says() -> None:
 
 
 def test_the_published_variant_rectifies_and_sends_the_statistics() -> None:
-    model, state = FedKl(variant="code").start(prepared(LENET, FedKl()), FACTS, rng=Rng(4))
+    model, state = FedKl(variant="code").start(prepared(LENET, FedKl()), FACTS, rng=replayed(4))
     (lock,) = [module for module in model.modules() if isinstance(module, KeyLock)]
     plain = lock.scale(lock.key), lock.shift(lock.key)
     for published, linear in zip(lock.coefficients(), plain, strict=True):
@@ -211,7 +212,7 @@ def test_the_key_stays_where_another_defense_sends_no_statistics(order: tuple[De
 @BOTH
 def test_function_transforms_agree_with_autograd(source: ModelSource) -> None:
     defense = FedKl()
-    own, _ = defense.start(prepared(source, defense), FACTS, rng=Rng(4))
+    own, _ = defense.start(prepared(source, defense), FACTS, rng=replayed(4))
     model = batch_statistics(own).double()
     params, buffers = parameters_of(model), buffers_of(model)
     inputs, targets = examples().batch().inputs[:4].double(), examples().targets[:4]
@@ -240,7 +241,7 @@ def test_what_cannot_be_locked_is_a_named_error() -> None:
         prepared(Mlp(), FedKl())
     for source in (LENET, ResNet20()):
         with pytest.raises(ModelError, match="let the defense prepare the model"):
-            FedKl().start(build_model(source, SHAPE, 3, rng=Rng(0)), FACTS, rng=Rng(1))
+            FedKl().start(build_model(source, SHAPE, 3, rng=replayed(0)), FACTS, rng=replayed(1))
     with pytest.raises(ValueError, match="key_length >= 1, got 0"):
         FedKl(key_length=0)
     with pytest.raises(ValueError, match="blocks to be one of first, all, got 'some'"):
@@ -253,13 +254,13 @@ def digits(defense: Defense, rounds: int, evaluate_every: int = 1) -> Federation
     dataset = Digits().load(Path())
     return assemble(
         dataset,
-        Iid(clients=3, validation=0.1).split(dataset, rng=Rng(0)),
-        build_model(LENET, dataset.shape, dataset.num_classes, rng=Rng(1)),
+        Iid(clients=3, validation=0.1).split(dataset, rng=replayed(0)),
+        build_model(LENET, dataset.shape, dataset.num_classes, rng=replayed(1)),
         local=LocalTraining(batch_size=16, learning_rate=0.002, momentum=0.9),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=rounds, evaluate_every=evaluate_every),
         defense=defense,
-        rng=Rng(2),
+        rng=replayed(2),
     )
 
 
@@ -270,7 +271,7 @@ def test_the_own_lock_opens_the_model_and_no_other_does() -> None:
     final = run(federation, workers=1, after_round=lambda outcome, state: outcomes.append(outcome))
     broadcast = Broadcast(final.server.params, final.server.buffers, final.server.round)
     scores = {
-        name: score_keys(federation.client(name), broadcast, final.clients, rng=Rng(5).child(name))
+        name: score_keys(federation.client(name), broadcast, final.clients, rng=replayed(5).child(name))
         for name in federation.shares
     }
     holdings: tuple[Holding, ...] = ("own", "random", "random_key", "zero")

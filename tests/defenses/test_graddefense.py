@@ -10,10 +10,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.defenses.steps import batch, defended, flat, network, step_of
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.types import Batch
 from leaktight.defenses.graddefense import GradDefense, denoised, sensitivities, slice_bounds
 
@@ -136,7 +137,7 @@ def test_chosen_slices_of_each_example_are_clipped_before_the_mean() -> None:
 
 
 def test_slices_are_cut_once_a_round_or_at_every_step() -> None:
-    with global_seed(Rng(1)):
+    with global_seed(replayed(1)):
         model = nn.Sequential(
             nn.Flatten(), nn.Linear(36, 9), nn.Sigmoid(), nn.Linear(9, 7), nn.Sigmoid(), nn.Linear(7, 3)
         )
@@ -158,7 +159,7 @@ def test_batch_norm_in_training_is_left_alone() -> None:
 
 
 def low_rank(rows: int, columns: int) -> torch.Tensor:
-    generator = Rng(3).torch()
+    generator = replayed(3).public()
     left = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
     return (left @ torch.randn(2, columns, generator=generator, dtype=torch.float64)).reshape(-1)
 
@@ -168,7 +169,7 @@ def test_compensation_removes_noise_from_a_signal_of_low_rank(num_clients: int) 
     signal = low_rank(240, 40)  # sqrt(6 * 9600) = 240
     defense = GradDefense(noise_std=0.5, num_slices=10, num_perturbed=5, compensation_scale=0.1)
     left = 0.1 * 0.5 * math.sqrt(0.5 / num_clients)
-    noise = left * torch.randn(9600, generator=Rng(4).torch(), dtype=torch.float64)
+    noise = left * torch.randn(9600, generator=replayed(4).public(), dtype=torch.float64)
     change = {"a": (signal + noise)[:9000].reshape(90, 100), "b": (signal + noise)[9000:]}
     compensated, _ = defense.on_aggregate(change, num_clients, {})
     error = float((flat(compensated) - signal).norm() / noise.norm())
@@ -180,7 +181,7 @@ def test_compensation_removes_noise_from_a_signal_of_low_rank(num_clients: int) 
 def test_the_published_compensation_takes_the_noise_for_stronger_than_it_is() -> None:
     signal = low_rank(240, 40)
     left = 0.5 * math.sqrt(0.5 / 10)
-    noise = left * torch.randn(9600, generator=Rng(4).torch(), dtype=torch.float64)
+    noise = left * torch.randn(9600, generator=replayed(4).public(), dtype=torch.float64)
     defense = GradDefense(noise_std=0.5, compensation_scale=1.0)
     ours, _ = defense.on_aggregate({"a": signal + noise}, 10, {})
     theirs, _ = replace(defense, variant="code").on_aggregate({"a": signal + noise}, 10, {})
@@ -191,7 +192,7 @@ def test_the_published_compensation_takes_the_noise_for_stronger_than_it_is() ->
 @pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 97, 1000])
 def test_pure_noise_goes_and_strong_signals_stay_at_any_size(size: int, published: bool) -> None:
-    noise = torch.randn(size, generator=Rng(5).torch(), dtype=torch.float64)
+    noise = torch.randn(size, generator=replayed(5).public(), dtype=torch.float64)
     assert denoised(noise, 1e-12, published=published).shape == (size,)
     torch.testing.assert_close(denoised(noise, 1e-12, published=published), noise)
     if size == 1000 and not published:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError, RoundFailedError, UsageError
@@ -43,7 +44,7 @@ def make_federation(
     """Clients with so many examples, of as many classes as `CLASSES` says."""
     count = sum(sizes.values())
     targets = torch.cat([torch.arange(size) % CLASSES[name] for name, size in sizes.items()])
-    generator = Rng(1).torch()
+    generator = replayed(1).public()
     examples = Examples(torch.randint(256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8), targets)
     ends = np.cumsum([0, *sizes.values()]).tolist()
     nothing = torch.arange(0)
@@ -51,7 +52,7 @@ def make_federation(
         name: Holding(torch.arange(start, stop), nothing)
         for name, start, stop in zip(sizes, ends[:-1], ends[1:], strict=True)
     }
-    with global_seed(Rng(2)):
+    with global_seed(replayed(2)):
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
     return assemble(
         Dataset("blocks", examples, examples, ("a", "b", "c", "d")),
@@ -61,7 +62,7 @@ def make_federation(
         aggregator=aggregator or FedAvg(scheme="I"),
         plan=FederationPlan(rounds=2),
         defense=defense,
-        rng=Rng(3),
+        rng=replayed(3),
     )
 
 
@@ -73,7 +74,7 @@ def agreed(examples: int = 10, all_examples: int = 40, clients: int = 2, **more:
     return {"own": own, "sums": sums, "clients": clients}
 
 
-def draw(defense: Lrp, state: State, steps: int = 4000, rng: Rng = Rng(0)) -> tuple[float, ...]:
+def draw(defense: Lrp, state: State, steps: int = 4000, rng: Rng = replayed(0)) -> tuple[float, ...]:
     plan, after = defense.on_round(RoundPlan(0, (0.01,) * steps, 7.0), state, rng=rng, report=silent)
     assert after == state
     assert plan.loss_scale == 1.0, "the rate carries p_k N, so the loss must not"
@@ -107,8 +108,8 @@ def test_the_spread_narrows_the_interval_around_the_same_middle() -> None:
 
 def test_rates_differ_by_round_and_client_and_repeat_with_the_stream() -> None:
     state = agreed()
-    assert draw(Lrp(), state, 3, Rng(1)) == draw(Lrp(), state, 3, Rng(1))
-    assert not set(draw(Lrp(), state, 3, Rng(1))) & set(draw(Lrp(), state, 3, Rng(2)))
+    assert draw(Lrp(), state, 3, replayed(1)) == draw(Lrp(), state, 3, replayed(1))
+    assert not set(draw(Lrp(), state, 3, replayed(1))) & set(draw(Lrp(), state, 3, replayed(2)))
 
 
 def test_the_factor_of_classes_is_linear_until_the_clamp() -> None:
@@ -240,7 +241,7 @@ def test_an_impossible_sum_is_refused() -> None:
 
 def test_an_unknown_question_is_refused() -> None:
     with pytest.raises(ValueError, match="Lrp has no answer to 'weather'"):
-        Lrp().answer(Question("weather", {}), {}, ClientFacts("a", 1, 1), rng=Rng(0))
+        Lrp().answer(Question("weather", {}), {}, ClientFacts("a", 1, 1), rng=replayed(0))
 
 
 # --- training ---

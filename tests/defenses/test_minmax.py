@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 from tests.defenses.steps import defended_update, drawn_step, flat
+from tests.seeds import replayed
 
-from leaktight.core.rng import Rng
 from leaktight.defenses.minmax import MinMaxSampling, sample
 
 
@@ -33,7 +33,7 @@ def test_the_weights_exceed_a_threshold_with_the_stated_probability() -> None:
     draws = 1500
     hits, expected = torch.zeros(4), torch.zeros(4)
     for seed in range(draws):
-        kept, threshold = sample(gradient, 60, Rng(seed).torch())
+        kept, threshold = sample(gradient, 60, replayed(seed).secret())
         hits += torch.isin(torch.arange(4), kept).float()
         expected += (gradient[:4] ** 2 / (gradient[:4] ** 2 + threshold)).float()
     deviation = (hits - expected) / (expected * (1 - expected / draws)).sqrt()

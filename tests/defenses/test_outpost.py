@@ -9,11 +9,11 @@ import torch
 from scipy import stats
 from tests.defenses.dp_scenes import client_of, play, small_network
 from tests.defenses.steps import Outcome, batch, defended, drawn_step, flat, network, step_of
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import RoundPlan, Step
-from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.local import silent
@@ -163,7 +163,7 @@ def test_the_published_counter_is_the_epoch_times_the_batch() -> None:
     code = Outpost(variant="code")
     assert [code.iteration(index, 99, 4) for index in range(8)] == [1, 2, 3, 4, 2, 4, 6, 8]
     assert code.iteration(6, 99, None) == 7, "where nobody counts epochs"
-    plan, state = code.on_round(RoundPlan(0, (0.1,) * 8, 1.0, 4), {"steps": 3}, rng=Rng(0), report=silent)
+    plan, state = code.on_round(RoundPlan(0, (0.1,) * 8, 1.0, 4), {"steps": 3}, rng=replayed(0), report=silent)
     assert state == {"steps": 3, "steps_per_epoch": 4}
     assert plan.learning_rates == (0.1,) * 8
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from leaktight.core.errors import ModelError
 from leaktight.core.protocols import ClientFacts, Defense
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tasks import Classification, Penalised, WordRecognition, example_losses
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
@@ -39,11 +40,11 @@ LENET = LeNetZhu(activation="relu")
 
 
 def prepared(source: ModelSource = LENET, defense: Defense = SMALL) -> nn.Module:
-    return defense.prepare(build_model(source, SHAPE, 3, rng=Rng(0)), rng=Rng(1))
+    return defense.prepare(build_model(source, SHAPE, 3, rng=replayed(0)), rng=replayed(1))
 
 
 def examples() -> Examples:
-    generator = Rng(2).torch()
+    generator = replayed(2).public()
     images = torch.randint(256, (24, *SHAPE), generator=generator, dtype=torch.uint8)
     return Examples(images, torch.randint(3, (24,), generator=generator))
 
@@ -51,7 +52,7 @@ def examples() -> Examples:
 def train(name: str = "a", defense: Defense = SMALL) -> ClientRound:
     model = prepared(defense=defense)
     trainer = Trainer(model, LocalTraining(batch_size=8, learning_rate=0.05), defense=defense)
-    client = Client(name, examples(), examples(), trainer, FedAvg(), Rng(3).child(name))
+    client = Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name))
     return client.train_round(Train(Broadcast(parameters_of(model), buffers_of(model), 0), 0.05), None)
 
 
@@ -60,7 +61,7 @@ def test_outputs_and_penalty_are_those_of_the_definition(mode: str) -> None:
     """The same noise, the layers written out, and PyTorch's own divergence of two normal distributions."""
     model = prepared().train(mode == "train")
     inputs = examples().batch().inputs
-    with global_seed(Rng(7)):
+    with global_seed(replayed(7)):
         outputs = model(inputs)
     assert isinstance(outputs, Penalised)
     assert isinstance(model, FeedForward)
@@ -69,7 +70,7 @@ def test_outputs_and_penalty_are_those_of_the_definition(mode: str) -> None:
     at = "classifier.bottleneck"
     encoded = features @ tensors[f"{at}.encoder.weight"].T + tensors[f"{at}.encoder.bias"]
     mean, std = encoded[:, :5], torch.log1p(encoded[:, 5:].exp())
-    with global_seed(Rng(7)):
+    with global_seed(replayed(7)):
         drawn = mean + std * torch.randn(24, 5)
     decoded = drawn @ tensors[f"{at}.decoder.weight"].T + tensors[f"{at}.decoder.bias"]
     expected = decoded @ tensors["classifier.linear.weight"].T + tensors["classifier.linear.bias"]
@@ -100,7 +101,7 @@ def test_the_noise_is_the_clients_own() -> None:
 
     def loss(name: str, round_index: int) -> float:
         trainer = Trainer(model, LocalTraining(batch_size=24, learning_rate=0.05), defense=SMALL)
-        client = Client(name, examples(), examples(), trainer, FedAvg(), Rng(3).child(name))
+        client = Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name))
         request = Train(Broadcast(parameters_of(model), buffers_of(model), round_index), 0.05)
         return client.train_round(request, None).trained.update.metrics["loss"]
 
@@ -117,9 +118,9 @@ def test_the_last_layer_is_found_behind_the_bottleneck() -> None:
     name, layer = final_linear(model)
     assert (name, layer.out_features) == ("classifier.linear", 3)
     inputs = examples().batch().inputs
-    with global_seed(Rng(7)):
+    with global_seed(replayed(7)):
         entered = representation(model, parameters_of(model), buffers_of(model), inputs)
-    with global_seed(Rng(7)):
+    with global_seed(replayed(7)):
         outputs = model(inputs).outputs
     torch.testing.assert_close(layer(entered), outputs)
 
@@ -138,15 +139,15 @@ def test_the_last_layer_is_found_behind_the_bottleneck() -> None:
 )
 def test_it_fits_networks_of_every_kind(source: ModelSource, shape: ImageShape, classes: int) -> None:
     """Also where something follows the last linear layer, or where it reads one column after the other."""
-    model = SMALL.prepare(build_model(source, shape, classes, rng=Rng(0)), rng=Rng(1))
+    model = SMALL.prepare(build_model(source, shape, classes, rng=replayed(0)), rng=replayed(1))
     check_fits(model, shape, classes, WordRecognition() if isinstance(source, Crnn) else None)
-    penalty = model(torch.rand(2, *shape, generator=Rng(2).torch())).penalty
+    penalty = model(torch.rand(2, *shape, generator=replayed(2).public())).penalty
     assert penalty.shape == (2,)
     assert bool((penalty > 0).all())
 
 
 def test_a_model_that_is_one_layer() -> None:
-    model = SMALL.prepare(nn.Linear(4, 3).double(), rng=Rng(1))
+    model = SMALL.prepare(nn.Linear(4, 3).double(), rng=replayed(1))
     outputs = model(torch.rand(2, 4, dtype=torch.float64))
     assert outputs.outputs.shape == (2, 3)
 
@@ -158,9 +159,9 @@ def test_copies_and_pickles_run_on_their_own() -> None:
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with torch.no_grad():
             other.get_submodule("classifier.bottleneck.encoder").get_parameter("weight").mul_(3)
-        with global_seed(Rng(7)):
+        with global_seed(replayed(7)):
             changed = other(inputs)
-        with global_seed(Rng(7)):
+        with global_seed(replayed(7)):
             original = model(inputs)
         assert not torch.allclose(changed.penalty, original.penalty)
 
@@ -168,7 +169,7 @@ def test_copies_and_pickles_run_on_their_own() -> None:
 def test_every_example_has_noise_of_its_own_under_vmap() -> None:
     model = prepared()
     batch = examples().batch(torch.zeros(3, dtype=torch.long))
-    with global_seed(Rng(7)):
+    with global_seed(replayed(7)):
         each = per_example_gradients(Trainer(model, LocalTraining()), parameters_of(model), buffers_of(model), batch)
     gradient = each["classifier.linear.weight"]
     assert gradient.shape == (3, 3, 12 * 9)
@@ -177,9 +178,9 @@ def test_every_example_has_noise_of_its_own_under_vmap() -> None:
 
 def test_what_it_cannot_wrap_is_a_named_error() -> None:
     with pytest.raises(ModelError, match="a model with a linear layer, got none"):
-        SMALL.prepare(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), rng=Rng(0))
+        SMALL.prepare(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()), rng=replayed(0))
     with pytest.raises(ModelError, match="let the defense prepare the model"):
-        SMALL.start(build_model(LENET, SHAPE, 3, rng=Rng(0)), FACTS, rng=Rng(1))
+        SMALL.start(build_model(LENET, SHAPE, 3, rng=replayed(0)), FACTS, rng=replayed(1))
     with pytest.raises(ValueError, match="latent_size >= 1, got 0"):
         Precode(latent_size=0)
     for weight in (-1.0, math.nan, math.inf):
@@ -189,17 +190,17 @@ def test_what_it_cannot_wrap_is_a_named_error() -> None:
 
 def test_a_federation_learns_through_it_and_scores_the_same_every_time() -> None:
     dataset = Digits().load(Path())
-    plain = build_model(Mlp(hidden=(64,)), dataset.shape, dataset.num_classes, rng=Rng(1))
+    plain = build_model(Mlp(hidden=(64,)), dataset.shape, dataset.num_classes, rng=replayed(1))
     before = digest(plain.state_dict())
     federation = assemble(
         dataset,
-        Iid(clients=3).split(dataset, rng=Rng(0)),
+        Iid(clients=3).split(dataset, rng=replayed(0)),
         plain,
         local=LocalTraining(epochs=2, batch_size=16, learning_rate=0.1),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=2, evaluate_every=2),
         defense=Stack(parts=(Precode(latent_size=32), Defense())),
-        rng=Rng(2),
+        rng=replayed(2),
     )
     assert digest(plain.state_dict()) == before, "the model given is not changed"
     outcomes: list[RoundOutcome] = []

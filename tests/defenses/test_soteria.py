@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.defenses.steps import batch, defended, network, step_of
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 import leaktight.defenses.soteria as soteria
 from leaktight.core.errors import LeaktightError, ModelError
 from leaktight.core.protocols import ClientFacts, Step
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.types import Batch, ImageShape
 from leaktight.defenses.soteria import Soteria, feature_scores
 from leaktight.models import MODELS, build_model
@@ -79,7 +80,7 @@ def test_epsilon_joins_the_denominator() -> None:
 
 
 def test_batch_norm_in_training_is_used_and_left_alone() -> None:
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         model = nn.Sequential(
             nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Sigmoid(), nn.Flatten(), nn.Linear(32, 3)
         ).double()
@@ -94,8 +95,8 @@ def test_batch_norm_in_training_is_used_and_left_alone() -> None:
 @pytest.mark.parametrize("kind", ["lenet_zhu", "resnet20", "logistic_regression"])
 def test_models_of_the_catalogue_that_end_in_a_linear_layer(kind: str) -> None:
     shape = ImageShape(1, 8, 8) if kind == "logistic_regression" else ImageShape(3, 32, 32)
-    model = build_model(MODELS[kind](), shape, 3, init="default", rng=Rng(0))
-    generator = Rng(1).torch()
+    model = build_model(MODELS[kind](), shape, 3, init="default", rng=replayed(0))
+    generator = replayed(1).public()
     examples = Batch(torch.rand(2, *shape, generator=generator), torch.randint(3, (2,), generator=generator))
     outcome = defended(Soteria(prune_share=0.5), step_of(model, examples))
     assert outcome.figures["fraction_zeroed"] == pytest.approx(0.5, abs=0.02)
@@ -104,7 +105,7 @@ def test_models_of_the_catalogue_that_end_in_a_linear_layer(kind: str) -> None:
 def test_a_model_without_a_linear_layer_is_refused_at_the_start() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten()).double()
     with pytest.raises(ModelError, match="linear layer"):
-        Soteria().start(model, ClientFacts("a", 10, 3), rng=Rng(0))
+        Soteria().start(model, ClientFacts("a", 10, 3), rng=replayed(0))
     with pytest.raises(ModelError, match="linear layer"):
         feature_scores(step_of(model, batch(2)))
 

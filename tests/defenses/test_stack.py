@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import UsageError
@@ -99,11 +100,11 @@ def step_of(gradient: Params) -> Step:
 
 
 def started(stack: Stack) -> State:
-    return stack.start(nn.Identity(), FACTS, rng=Rng(0))[1]
+    return stack.start(nn.Identity(), FACTS, rng=replayed(0))[1]
 
 
 def gradient_of(stack: Stack, gradient: Params, report: Report = silent) -> Params:
-    return stack.on_gradient(step_of(gradient), started(stack), rng=Rng(1), report=report)[0]
+    return stack.on_gradient(step_of(gradient), started(stack), rng=replayed(1), report=report)[0]
 
 
 DOUBLE_THEN_ADD = Stack(parts=(Affine(times=2.0), Affine(add=1.0)))
@@ -112,13 +113,13 @@ DOUBLE_THEN_ADD = Stack(parts=(Affine(times=2.0), Affine(add=1.0)))
 def test_every_hook_runs_through_the_parts_in_order() -> None:
     stack, state = DOUBLE_THEN_ADD, started(DOUBLE_THEN_ADD)
     ones = {"w": torch.ones(3)}
-    plan, state = stack.on_round(RoundPlan(0, (1.0, 2.0)), state, rng=Rng(0), report=silent)
+    plan, state = stack.on_round(RoundPlan(0, (1.0, 2.0)), state, rng=replayed(0), report=silent)
     assert plan.learning_rates == (3.0, 5.0)
     assert state == {"affine": {"calls": 1}, "affine_2": {"calls": 1}}
-    batch, _ = stack.on_batch(Batch(torch.ones(2), torch.ones(2)), state, rng=Rng(0), report=silent)
+    batch, _ = stack.on_batch(Batch(torch.ones(2), torch.ones(2)), state, rng=replayed(0), report=silent)
     assert batch.inputs.tolist() == [3.0, 3.0]
     assert gradient_of(stack, ones)["w"].tolist() == [3.0] * 3
-    update, _ = stack.on_update(Update(ones, "delta"), state, rng=Rng(0), report=silent)
+    update, _ = stack.on_update(Update(ones, "delta"), state, rng=replayed(0), report=silent)
     assert update.tensors["w"].tolist() == [3.0] * 3
 
 
@@ -168,7 +169,7 @@ def test_the_gradients_of_examples_are_gone_once_their_mean_was_changed() -> Non
 def test_questions_find_their_part() -> None:
     stack = Stack(parts=(Summing(), Affine(), Summing(factor=10)))
     facts = {name: ClientFacts(name, size, 2) for name, size in (("a", 1), ("b", 2))}
-    states = {name: stack.start(nn.Identity(), each, rng=Rng(0))[1] for name, each in facts.items()}
+    states = {name: stack.start(nn.Identity(), each, rng=replayed(0))[1] for name, each in facts.items()}
     conversation = stack.agree(sorted(facts))
     asked = []
     answers: dict[str, Any] | None = None
@@ -178,11 +179,11 @@ def test_questions_find_their_part() -> None:
             answers = {}
             for name, question in questions.items():
                 asked.append(question.kind)
-                answers[name], states[name] = stack.answer(question, states[name], facts[name], rng=Rng(0))
+                answers[name], states[name] = stack.answer(question, states[name], facts[name], rng=replayed(0))
     assert states["a"] == {"summing": {"total": 3}, "affine": {"calls": 0}, "summing_2": {"total": 30}}
     assert asked[::2] == ["summing:number", "summing:total", "summing_2:number", "summing_2:total"]
     with pytest.raises(ValueError, match="no part of the stack has an answer to 'number'"):
-        stack.answer(Question("number", {}), states["a"], facts["a"], rng=Rng(0))
+        stack.answer(Question("number", {}), states["a"], facts["a"], rng=replayed(0))
 
 
 def test_an_empty_stack_is_refused() -> None:
@@ -191,16 +192,16 @@ def test_an_empty_stack_is_refused() -> None:
 
 
 def trained(defense: Defense) -> tuple[Client, ClientRound]:
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
-    model = defense.prepare(plain, rng=Rng(1))
-    generator = Rng(2).torch()
+    model = defense.prepare(plain, rng=replayed(1))
+    generator = replayed(2).public()
     examples = Examples(
         torch.randint(256, (12, 3, 4, 4), generator=generator, dtype=torch.uint8),
         torch.randint(3, (12,), generator=generator),
     )
     trainer = Trainer(model, LocalTraining(batch_size=4, learning_rate=0.1), defense=defense)
-    client = Client("a", examples, examples, trainer, FedAvg(), Rng(3))
+    client = Client("a", examples, examples, trainer, FedAvg(), replayed(3))
     request = Train(Broadcast(parameters_of(model), buffers_of(model), 0), learning_rate=0.1)
     return client, client.train_round(request, None)
 

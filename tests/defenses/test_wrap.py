@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import Defense, Report
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tensors import buffers_of, cloned, digest, pack, parameters_of, unpack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Update
@@ -34,13 +35,13 @@ LOCAL = LocalTraining(epochs=2, batch_size=4, learning_rate=0.1)
 
 
 def network() -> nn.Module:
-    with global_seed(Rng(0)):
+    with secret_model(replayed(0)):
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
 @pytest.fixture
 def examples() -> Examples:
-    generator = Rng(2).torch()
+    generator = replayed(2).public()
     return Examples(
         torch.randint(256, (10, 3, 4, 4), generator=generator, dtype=torch.uint8),
         torch.arange(10, dtype=torch.long) % 3,
@@ -48,8 +49,8 @@ def examples() -> Examples:
 
 
 def make_client(defense: Defense, examples: Examples) -> Client:
-    shared = defense.prepare(network(), rng=Rng(1))
-    return Client("a", examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), Rng(3))
+    shared = defense.prepare(network(), rng=replayed(1))
+    return Client("a", examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), replayed(3))
 
 
 def make_defended(defense: Defense, examples: Examples, **more: Any) -> Defended:
@@ -63,7 +64,7 @@ def own_loop(defended: Defended, examples: Examples, rng: Rng, received: Broadca
     chosen, steps = plan_batches(len(examples), LOCAL, rng=here.child("batches"))
     optimizer = torch.optim.SGD(defended.model.parameters(), lr=LOCAL.learning_rate)
     rates = defended.start_round(LOCAL.learning_rate, len(steps), steps_per_epoch=LOCAL.steps_per_epoch(len(examples)))
-    with global_seed(here.child("model")):
+    with secret_model(here.child("model")):
         for step, rate in zip(steps, rates, strict=True):
             batch = examples.batch(chosen[step])
             optimizer.param_groups[0]["lr"] = rate
@@ -92,13 +93,13 @@ def test_the_update_is_the_clients_to_the_bit(defense: Defense, examples: Exampl
     if isinstance(defense, DpSgd):
         pytest.importorskip("opacus")
     client, state = make_client(defense, examples), None
-    defended = make_defended(defense, examples, rng=Rng(3))
+    defended = make_defended(defense, examples, rng=replayed(3))
     shared = client.trainer.model
     broadcast = Broadcast(cloned(parameters_of(shared)), cloned(buffers_of(shared)), 0)
     for round_index in range(2):
         received = Broadcast(broadcast.params, broadcast.buffers, round_index)
         done = client.train_round(Train(received, LOCAL.learning_rate), state)
-        ours = own_loop(defended, examples, Rng(3), received)
+        ours = own_loop(defended, examples, replayed(3), received)
         theirs, state = done.trained.update, done.state
         assert digest(ours.tensors) == digest(theirs.tensors)
         assert digest(ours.buffers or {}) == digest(theirs.buffers or {})
@@ -117,16 +118,16 @@ def test_the_update_is_the_clients_to_the_bit(defense: Defense, examples: Exampl
 def test_state_survives_the_process(defense: Defense, examples: Examples) -> None:
     shared = make_client(defense, examples).trainer.model
     rounds = [Broadcast(cloned(parameters_of(shared)), cloned(buffers_of(shared)), index) for index in range(2)]
-    whole = make_defended(defense, examples, rng=Rng(3))
+    whole = make_defended(defense, examples, rng=replayed(3))
     for received in rounds:
-        expected = own_loop(whole, examples, Rng(3), received)
-    first = make_defended(defense, examples, rng=Rng(3))
-    own_loop(first, examples, Rng(3), rounds[0])
+        expected = own_loop(whole, examples, replayed(3), received)
+    first = make_defended(defense, examples, rng=replayed(3))
+    own_loop(first, examples, replayed(3), rounds[0])
     stored = unpack(pack(first.state_dict()))
     # The key must come from the state: a wrapper in another process draws another one.
-    second = make_defended(defense, examples, rng=Rng(99), state=stored)
-    second.rng = Rng(3)
-    assert digest(own_loop(second, examples, Rng(3), rounds[1]).tensors) == digest(expected.tensors)
+    second = make_defended(defense, examples, rng=replayed(99), state=stored)
+    second.rng = replayed(3)
+    assert digest(own_loop(second, examples, replayed(3), rounds[1]).tensors) == digest(expected.tensors)
 
 
 def test_the_given_model_is_not_touched_and_entropy_is_fresh(examples: Examples) -> None:
@@ -135,7 +136,7 @@ def test_the_given_model_is_not_touched_and_entropy_is_fresh(examples: Examples)
     received = Broadcast(cloned(parameters_of(model)), {}, 0)
     updates = [
         own_loop(
-            wrap(AdditiveNoise(), model, num_examples=len(examples), num_classes=3), examples, Rng(3), received
+            wrap(AdditiveNoise(), model, num_examples=len(examples), num_classes=3), examples, replayed(3), received
         ).tensors
         for _ in range(2)
     ]

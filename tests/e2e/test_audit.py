@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from tests.audit.scenes import SMALL
-
-from leaktight.core.rng import Rng
+from tests.seeds import replayed
 
 RESULTS = {"config.toml", "environment.json", "command.txt", "trials.jsonl", "summary.json", "images", "report.html"}
 
@@ -131,7 +130,7 @@ def test_ten_kills_of_an_audit_of_30_trials(folder: Path) -> None:
 
 def killed_and_resumed(folder: Path, kills: int, command: list[str], total: int) -> dict[str, Any]:
     """The summary of a run that was killed so many times at random moments."""
-    moments = Rng(11).numpy()
+    moments = replayed(11).public_numpy()
     run = folder / command[-1]
     for number in range(kills):
         process = started(*command, "--resume", folder=folder)

@@ -11,11 +11,11 @@ from PIL import Image
 from safetensors import safe_open
 from tests.attacks.scenes import draw, observe
 from tests.e2e.test_train import leaktight
+from tests.seeds import replayed
 
 from leaktight.attacks.ggl import Ggl
 from leaktight.cli import main
 from leaktight.config import load_config
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
@@ -45,9 +45,9 @@ def test_a_generator_is_trained_on_public_images_and_used(tmp_path: Path) -> Non
     config = load_config(None, [f'attack.generator={{kind="dcgan", path="{file}"}}'], attacks=["ggl"])
     (attack,) = config.attacks
     assert isinstance(attack, Ggl)
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=Rng(0))
+    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=replayed(0))
     seen = observe(model, draw(data, 1, seed=1), data.num_classes)
-    found = Ggl(generator=attack.generator, iterations=2, population=4).reconstruct([seen], rng=Rng(0))
+    found = Ggl(generator=attack.generator, iterations=2, population=4).reconstruct([seen], rng=replayed(0))
     assert found.guess.inputs.shape == (1, 1, 8, 8)
     again = leaktight("generator", "train", *TINY, "--out", str(file), folder=tmp_path)
     assert again.returncode == 2

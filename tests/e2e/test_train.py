@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.seeds import replayed
 
 from leaktight.cli import main
-from leaktight.core.rng import Rng
 
 QUICK = ["--set", "federation.rounds=3", "--set", "local.epochs=1"]
 
@@ -179,7 +179,7 @@ def children_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_run_ends_in_the_same_model(tmp_path: Path, kills: int) -> None:
-    moments = Rng(5).numpy()
+    moments = replayed(5).public_numpy()
     settings = ["--set", f"federation.rounds={4 * kills}", "--set", "local.epochs=2"]
     whole = leaktight("train", *settings, "--json", "--out", "whole", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr

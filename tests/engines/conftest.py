@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.protocols import Aggregator, Defense
@@ -23,7 +24,7 @@ MakeFederation = Callable[..., Federation]
 
 def separable_examples(count: int, rng: Rng) -> Examples:
     """Three classes that a small network tells apart: one bright channel each."""
-    generator = rng.torch()
+    generator = rng.public()
     targets = torch.randint(3, (count,), generator=generator)
     images = torch.randint(120, (count, 3, 4, 4), generator=generator, dtype=torch.uint8)
     images[torch.arange(count), targets] += 100
@@ -41,21 +42,24 @@ def make_federation() -> MakeFederation:
         dropout: float = 0.1,
     ) -> Federation:
         dataset = Dataset(
-            "separable", separable_examples(120, Rng(1)), separable_examples(1500, Rng(2)), ("red", "green", "blue")
+            "separable",
+            separable_examples(120, replayed(1)),
+            separable_examples(1500, replayed(2)),
+            ("red", "green", "blue"),
         )
-        with global_seed(Rng(3)):
+        with global_seed(replayed(3)):
             model = nn.Sequential(
                 nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, 3)
             )
         return assemble(
             dataset,
-            Iid(clients=clients).split(dataset, rng=Rng(0)),
+            Iid(clients=clients).split(dataset, rng=replayed(0)),
             model,
             local=local or LocalTraining(epochs=2, batch_size=8, learning_rate=0.1, momentum=0.5),
             aggregator=aggregator or FedAvg(),
             plan=plan or FederationPlan(rounds=3, per_round=3),
             defense=defense or Defense(),
-            rng=Rng(4),
+            rng=replayed(4),
         )
 
     return make

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.protocols import Aggregator, Conversation, Member, Question
-from leaktight.core.rng import Rng
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.crypto.paillier import Paillier
 
@@ -55,7 +55,7 @@ class Talk:
         return self.change, state
 
     def combine(self, sent: Mapping[str, Update], state: State, broadcast: Broadcast) -> tuple[Params, State]:
-        rng = Rng(self.seed).child("server", broadcast.round)
+        rng = replayed(self.seed).child("server", broadcast.round)
         change, state = self._hold(self.aggregator.aggregate(sent, state, broadcast=broadcast, rng=rng))
         return change, state
 
@@ -65,7 +65,7 @@ class Talk:
             self.states.get(name, {}),
             self.members[name],
             broadcast=broadcast,
-            rng=Rng(self.seed).child(name, "round", broadcast.round),
+            rng=replayed(self.seed).child(name, "round", broadcast.round),
         )
         return sent
 
@@ -84,7 +84,7 @@ class Talk:
             self.before(name, question),
             self.states.get(name, {}),
             self.members[name],
-            rng=Rng(self.seed).child(name, question.kind),
+            rng=replayed(self.seed).child(name, question.kind),
         )
         answer = self.after(name, question, answer)
         self.said.append((name, answer))
@@ -98,7 +98,7 @@ def talk_of(aggregator: Aggregator, clients: int = 3, seed: int = 0) -> Talk:
 
 
 def broadcast_of(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> Broadcast:
-    generator = Rng(seed).child("broadcast").torch()
+    generator = replayed(seed).child("broadcast").public()
     return Broadcast(
         {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}, {}, 4
     )
@@ -106,7 +106,7 @@ def broadcast_of(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> Broadc
 
 def updates_of(broadcast: Broadcast, sizes: Mapping[str, int], seed: int = 0, bound: float = 1.0) -> dict[str, Update]:
     def draw(name: str, tensor: Tensor, client: str) -> Tensor:
-        generator = Rng(seed).child("update", client, name).torch()
+        generator = replayed(seed).child("update", client, name).public()
         return bound * (2 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 1)
 
     return {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError
@@ -26,7 +27,7 @@ def make_client(model: nn.Module, examples: Examples, defense: Defense | None = 
         validation=examples.take(torch.arange(10)),
         trainer=Trainer(model, LocalTraining(epochs=2, batch_size=8, learning_rate=0.1), defense=defense or Defense()),
         aggregator=FedAvg(),
-        rng=Rng(0).child("client", name),
+        rng=replayed(0).child("client", name),
     )
 
 
@@ -101,7 +102,7 @@ class Growing(Defense):
     """Adds a private scale to the network."""
 
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
-        model.register_parameter("secret", nn.Parameter(torch.rand(3, generator=rng.torch())))
+        model.register_parameter("secret", nn.Parameter(torch.rand(3, generator=rng.public())))
         return model, {"examples": facts.num_examples}
 
     def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fl.talks import SMALL, Talk, broadcast_of, flat, talk_of, updates_of
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError, NotDisclosedError, RoundFailedError, UsageError
 from leaktight.core.protocols import Aggregator, Defense, Question
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.threat import ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Examples, RoundTrace, State, Update
@@ -220,21 +221,21 @@ def test_only_linear_aggregators_can_be_encrypted() -> None:
 def make_federation(
     aggregator: Aggregator, model: nn.Module | None = None, defense: Defense = Defense(), **plan: Any
 ) -> Federation:
-    generator = Rng(0).child("data").torch()
+    generator = replayed(0).child("data").public()
     targets = torch.arange(120) % 3
     images = (torch.rand(120, 1, 2, 2, generator=generator) * 90 + 80 * targets[:, None, None, None]).to(torch.uint8)
     data = Dataset("blobs", Examples(images[:90], targets[:90]), Examples(images[90:], targets[90:]), ("a", "b", "c"))
-    with global_seed(Rng(1)):
+    with global_seed(replayed(1)):
         model = model or nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     return assemble(
         data,
-        Iid(clients=3).split(data, rng=Rng(2)),
+        Iid(clients=3).split(data, rng=replayed(2)),
         model,
         local=LocalTraining(batch_size=8, learning_rate=0.1),
         aggregator=aggregator,
         plan=FederationPlan(**{"rounds": 2, **plan}),
         defense=defense,
-        rng=Rng(3),
+        rng=replayed(3),
     )
 
 
@@ -256,7 +257,7 @@ def test_a_whole_federation_learns_the_same_with_encryption(of: Linear) -> None:
 
 
 def test_batch_norm_statistics_move_with_encryption_as_without() -> None:
-    with global_seed(Rng(4)):
+    with global_seed(replayed(4)):
         model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
     plain, _ = played(make_federation(FedAvg(), model))
     hidden, outcomes = played(make_federation(Encrypted(cipher=SMALL), model))

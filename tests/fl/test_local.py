@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, UsageError
@@ -176,7 +177,7 @@ def test_hooks_run_in_order_and_their_gradient_is_the_one_applied(network: nn.Mo
         {},
         batches[:2],
         learning_rates=[0.1, 0.1],
-        rng=Rng(0),
+        rng=replayed(0),
         report=lambda name, value: seen.append(name),
     )
     assert result.state["calls"] == [
@@ -241,7 +242,7 @@ def test_planned_batches_cover_the_chosen_examples(
     if batch_size > used:
         return
     local = LocalTraining(epochs=epochs, samples=samples, batch_size=batch_size, steps=steps, drop_last=drop_last)
-    chosen, plan = plan_batches(num_examples, local, rng=Rng(0))
+    chosen, plan = plan_batches(num_examples, local, rng=replayed(0))
     assert len(set(chosen.tolist())) == len(chosen) == used
     assert len(plan) == local.num_steps(num_examples)
     per_epoch = local.steps_per_epoch(num_examples)
@@ -253,4 +254,4 @@ def test_planned_batches_cover_the_chosen_examples(
 
 def test_a_batch_larger_than_the_data_is_an_error() -> None:
     with pytest.raises(UsageError, match="batch_size 8 > 5"):
-        plan_batches(5, LocalTraining(batch_size=8), rng=Rng(0))
+        plan_batches(5, LocalTraining(batch_size=8), rng=replayed(0))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from tests.seeds import replayed
 
 from leaktight.core.errors import RoundFailedError, UsageError
 from leaktight.core.protocols import Conversation, Question
@@ -32,7 +33,7 @@ def make_server(**changes: object) -> Server:
         aggregator=FedAvg(),
         local=LocalTraining(batch_size=4, learning_rate=0.1),
         plan=FederationPlan(rounds=2),
-        rng=Rng(0),
+        rng=replayed(0),
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 

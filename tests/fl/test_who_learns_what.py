@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from sklearn.decomposition import FastICA
 from tests.fl.talks import SMALL, Talk, broadcast_of, flat, talk_of, updates_of
+from tests.seeds import replayed
 
 from leaktight.core.protocols import Question
-from leaktight.core.rng import Rng
 from leaktight.core.types import Broadcast, State, Update
 from leaktight.crypto.cipher import CipherError, Sealed
 from leaktight.crypto.key_transport import boxed, opened
@@ -67,7 +67,7 @@ def test_no_key_that_opens_anything_passes_the_server(of: Linear) -> None:
     key = SecretKey.from_bytes(talk.states["c0"]["secret"])
     size = key.p.bit_length() // 8
     secrets = [key.p.to_bytes(size, "big"), key.q.to_bytes(size, "big")]
-    privates = [new_private_key(Rng(0).child(name, "he_publish")) for name in talk.members]
+    privates = [new_private_key(replayed(0).child(name, "he_publish")) for name in talk.members]
     passed = [question.payload for _, question in talk.asked] + [answer for _, answer in talk.said] + [state]
     raw = b"".join(_bytes_in(message) for message in passed)
     assert key.public.n.to_bytes(2 * size, "big") in raw  # the search works: the public key is there
@@ -119,7 +119,7 @@ def test_a_malicious_server_has_single_updates_opened() -> None:
 
 def test_a_malicious_server_that_swaps_public_keys_gets_the_secret_key() -> None:
     """Public keys have to reach the clients unchanged; nothing in the protocol can prove that they do."""
-    fake = new_private_key(Rng(99))
+    fake = new_private_key(replayed(99))
     boxes: dict[str, bytes] = {}
 
     def swap(client: str, question: Question) -> Question:
@@ -190,7 +190,7 @@ def test_without_fusion_every_client_reads_every_update() -> None:
 def test_the_fusion_of_the_thesis_is_undone_by_every_client(clients: int) -> None:
     """F = A G with A = 0.9 I + 0.1 / (N - 1) (J - I), which is public: G = A^-1 F."""
     talk, _, _, updates = played(FedBoosting(fusion=FixedFusion()), clients)
-    shares = FixedFusion().shares(sorted(updates), rng=Rng(0))
+    shares = FixedFusion().shares(sorted(updates), rng=replayed(0))
     mix = np.array([[shares[model][name] for name in sorted(updates)] for model in sorted(updates)]) / 1000
     for spy in updates:
         solved = np.linalg.solve(mix, seen_by(talk, spy))
@@ -199,16 +199,16 @@ def test_the_fusion_of_the_thesis_is_undone_by_every_client(clients: int) -> Non
 
 
 def heavy_tailed(clients: int, size: int = 4000) -> Rows:
-    result: Rows = Rng(7).numpy().laplace(0, 0.05, (clients, size))
+    result: Rows = replayed(7).public_numpy().laplace(0, 0.05, (clients, size))
     return result
 
 
 def mixtures(fusion: Fusion, truth: Rows, *, noise: bool) -> Rows:
     names = [f"c{place}" for place in range(len(truth))]
-    shares = fusion.shares(names, rng=Rng(1))
+    shares = fusion.shares(names, rng=replayed(1))
     mix = np.array([[shares[model][name] for name in names] for model in names]) / fusion.scale
     std = fusion.noise_std(shares) if noise else 0.0
-    result: Rows = mix @ truth + std * Rng(2).numpy().normal(size=truth.shape)
+    result: Rows = mix @ truth + std * replayed(2).public_numpy().normal(size=truth.shape)
     return result
 
 
@@ -242,7 +242,7 @@ def test_noise_limits_what_mixtures_give_away() -> None:
         fusion = NoisyFusion(update_norm=norm, noise_multiplier=multiplier)
         seen = mixtures(fusion, truth, noise=True)
         names = [f"c{place}" for place in range(4)]
-        shares = fusion.shares(names, rng=Rng(1))
+        shares = fusion.shares(names, rng=replayed(1))
         mix = np.array([[shares[model][name] for name in names] for model in names]) / fusion.scale
         found.append(float(closeness(np.linalg.solve(mix, seen), truth).mean()))
     assert found == sorted(found, reverse=True)
@@ -254,7 +254,7 @@ def test_noise_reaches_the_clients_and_not_the_aggregate() -> None:
     fusion = NoisyFusion(update_norm=100.0, noise_multiplier=1e-4)
     talk, _, _, updates = played(FedBoosting(fusion=fusion))
     names = sorted(updates)
-    shares = fusion.shares(names, rng=Rng(0).child("server", 4, "of", "fusion", "shares"))
+    shares = fusion.shares(names, rng=replayed(0).child("server", 4, "of", "fusion", "shares"))
     mix = np.array([[shares[model][name] for name in names] for model in names]) / fusion.scale
     noise = seen_by(talk, "c0") - mix @ rows(updates)
     assert noise.std() == pytest.approx(fusion.noise_std(shares), rel=0.1)

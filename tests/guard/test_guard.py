@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.malicious import scene
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks.fishing import Fishing
 from leaktight.attacks.robbing_the_fed import RobbingTheFed
 from leaktight.config import load_config
 from leaktight.core.errors import ConfigError, RoundFailedError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import Broadcast, Params, Update
 from leaktight.data.dataset import Dataset
@@ -36,7 +36,7 @@ def digits() -> Dataset:
 
 
 def network(data: Dataset, kind: str) -> nn.Module:
-    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=Rng(4))
+    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=replayed(4))
 
 
 def sent(model: nn.Module, round_index: int = 0) -> Broadcast:
@@ -105,7 +105,7 @@ def test_like_rows_are_noticed_where_the_module_was_agreed_on(digits: Dataset) -
 
 def test_each_sign_has_its_reason(digits: Dataset) -> None:
     model = network(digits, "mlp")
-    guard, images = BroadcastGuard(), torch.rand(16, *digits.shape, generator=Rng(0).torch())
+    guard, images = BroadcastGuard(), torch.rand(16, *digits.shape, generator=replayed(0).public())
 
     def codes(broadcast: Broadcast, **state: object) -> set[str]:
         return {finding.code for finding in guard.judge(broadcast, model, images, state).findings}
@@ -149,8 +149,8 @@ def test_a_jump_is_measured_by_ones_own_update(digits: Dataset) -> None:
 
 
 def test_likeness_is_a_share_of_energy() -> None:
-    line = torch.randn(1, 64, generator=Rng(0).torch())
-    noise = torch.randn(32, 64, generator=Rng(1).torch())
+    line = torch.randn(1, 64, generator=replayed(0).public())
+    noise = torch.randn(32, 64, generator=replayed(1).public())
     assert likeness({"w": line.expand(32, 64)})[1] == pytest.approx(1)
     assert likeness({"w": -line * torch.arange(1, 33)[:, None]})[1] == pytest.approx(1)
     assert likeness({"w": torch.zeros(32, 64)})[1] == pytest.approx(1)

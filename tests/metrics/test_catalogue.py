@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.seeds import replayed
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.metrics import METRICS, MetricUnavailable, Resources, build_metrics, legacy
 
 
@@ -41,7 +41,7 @@ def test_built_metric_agrees_with_its_line_and_leaks_the_way_it_says(
     if METRICS[name].judges == "labels":
         same, other = (metric(torch.tensor([1, 2]), torch.tensor(true)) for true in ([2, 1], [3, 4]))
     else:
-        generator = Rng(0).torch()
+        generator = replayed(0).public()
         truth, guess = (torch.rand(2, 3, 32, 32, generator=generator) for _ in range(2))
         same, other = metric(truth, truth), metric(guess, truth)
         assert same.shape == other.shape == (2,)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.metrics import FeatureMse, feature_mse, mse
 
 
@@ -19,14 +19,14 @@ def test_by_hand() -> None:
 
 
 def test_with_the_pixels_as_features_it_is_the_mse_of_clamped_images() -> None:
-    generator = Rng(0).torch()
+    generator = replayed(0).public()
     guess, truth = 3 * torch.rand(2, 3, 4, 4, generator=generator) - 1, torch.rand(2, 3, 4, 4, generator=generator)
     assert torch.allclose(FeatureMse(extract=lambda x: x.flatten(1))(guess, truth), mse(guess, truth))
 
 
 def test_carries_no_gradient_and_changes_nothing() -> None:
     weight = torch.ones(16, 3, requires_grad=True)
-    guess = torch.rand(2, 1, 4, 4, generator=Rng(0).torch()).requires_grad_()
+    guess = torch.rand(2, 1, 4, 4, generator=replayed(0).public()).requires_grad_()
     before = guess.detach().clone()
     scores = FeatureMse(extract=lambda x: x.flatten(1) @ weight)(guess, torch.zeros(2, 1, 4, 4))
     assert not scores.requires_grad

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from skimage import metrics as skimage_metrics
+from tests.seeds import replayed
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.metrics import mse, psnr, ssim
 
 FUNCTIONS = [mse, psnr, ssim]
@@ -27,7 +27,7 @@ peak_signal_noise_ratio: Callable[..., float] = skimage_metrics.peak_signal_nois
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(shape, generator=Rng(seed).torch(), dtype=torch.float64)
+    return torch.rand(shape, generator=replayed(seed).public(), dtype=torch.float64)
 
 
 def noisy_pair(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:

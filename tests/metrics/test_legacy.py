@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.metrics import METRICS, legacy, mse, psnr
 
 
 def pair(seed: int = 0, channels: int = 3) -> tuple[Tensor, Tensor]:
-    generator = Rng(seed).torch()
+    generator = replayed(seed).public()
     guess, truth = (torch.rand(3, channels, 8, 8, generator=generator, dtype=torch.float64) for _ in range(2))
     return guess, truth
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torchmetrics.functional.image import lpips as theirs
 
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import Rng
 from leaktight.metrics import Lpips, LpipsUnavailable
 
 Net = Literal["alex", "vgg"]
@@ -38,7 +38,7 @@ def weights(root: Path, net: Net) -> dict[str, Tensor]:
 
 def blobs(count: int, side: int, seed: int, channels: int = 3) -> Tensor:
     """Smooth random images: more like photographs than white noise."""
-    coarse = torch.rand(count, channels, 6, 6, generator=Rng(seed).torch())
+    coarse = torch.rand(count, channels, 6, 6, generator=replayed(seed).public())
     return nn.functional.interpolate(coarse, size=side, mode="bicubic").clamp(0, 1)
 
 
@@ -115,7 +115,7 @@ def test_agrees_with_the_formula_in_float64(root: Path) -> None:
 def test_zero_symmetric_and_growing_with_noise(net: Net, root: Path) -> None:
     metric = Lpips(net=net, root=root)
     truth = blobs(2, 32, 0)
-    noise = torch.randn(truth.shape, generator=Rng(1).torch())
+    noise = torch.randn(truth.shape, generator=replayed(1).public())
     assert metric(truth, truth).tolist() == [0, 0]
     by_noise = torch.stack([metric((truth + strength * noise).clamp(0, 1), truth) for strength in (0.02, 0.1, 0.4)])
     assert bool((by_noise.diff(dim=0) > 0).all())

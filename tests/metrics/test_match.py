@@ -10,18 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Metric
-from leaktight.core.rng import Rng
 from leaktight.metrics import METRICS, NO_GUESS, FunctionMetric, align, match, mse, pairwise, score
 from leaktight.metrics.match import mse_cost
 from leaktight.metrics.spec import Resources
 
 
 def images(count: int, seed: int) -> Tensor:
-    return torch.rand(count, 1, 4, 4, generator=Rng(seed).torch())
+    return torch.rand(count, 1, 4, 4, generator=replayed(seed).public())
 
 
 def named(*names: str) -> list[Metric]:

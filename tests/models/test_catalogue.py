@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng
 from leaktight.core.types import ImageShape
 from leaktight.models import MODELS, build_model, check_fits, conv_bn_blocks, final_linear
 from leaktight.models.crnn import Crnn
@@ -175,7 +175,7 @@ def test_sigmoid_follows_the_residual_sum() -> None:
     model = ResNet20(activation="sigmoid").build(CIFAR, 10).eval()
     seen: list[Tensor] = []
     model.get_submodule("layer3.2").register_forward_hook(lambda module, args, output: seen.append(output))
-    model(torch.rand(2, *CIFAR, generator=Rng(0).torch()))
+    model(torch.rand(2, *CIFAR, generator=replayed(0).public()))
     low, high = seen[0].detach().aminmax()
     assert 0 < float(low) <= float(high) < 1
 
@@ -189,7 +189,7 @@ def test_padded_shortcut_takes_every_second_pixel_and_centres_the_channels() -> 
 
 
 def test_resnet20_4_starts_from_kaiming_normal_by_fan_out() -> None:
-    model = build_model(ResNet20x4(), CIFAR, 10, rng=Rng(3))
+    model = build_model(ResNet20x4(), CIFAR, 10, rng=replayed(3))
     for name in ("layer1.0.conv1", "layer3.2.conv2", "layer3.0.downsample.0"):
         conv = model.get_submodule(name)
         assert isinstance(conv, nn.Conv2d)
@@ -198,9 +198,9 @@ def test_resnet20_4_starts_from_kaiming_normal_by_fan_out() -> None:
 
 
 def test_cnn6_gives_the_logistic_loss() -> None:
-    model = build_model(Cnn6(), CIFAR, 2, rng=Rng(0))
+    model = build_model(Cnn6(), CIFAR, 2, rng=replayed(0))
     assert all("bias" not in name for name, _ in model.named_parameters())
-    inputs = torch.rand(4, *CIFAR, generator=Rng(1).torch())
+    inputs = torch.rand(4, *CIFAR, generator=replayed(1).public())
     outputs, labels = model(inputs), torch.tensor([0, 1, 1, 0])
     signs = 2.0 * labels - 1
     logistic = torch.log1p(torch.exp(-signs * outputs[:, 1]))
@@ -216,8 +216,8 @@ def test_normalize_acts_per_channel_and_leaves_no_state() -> None:
     assert layer(inputs).flatten().tolist() == [1.0, 0.375]
     assert not layer.state_dict()
     plain, normalised = LeNetZhu(), LeNetZhu(mean=(0.5,), std=(0.25,))
-    image = torch.rand(1, *CIFAR, generator=Rng(0).torch())
-    models = [build_model(source, CIFAR, 10, rng=Rng(5)) for source in (plain, normalised)]
+    image = torch.rand(1, *CIFAR, generator=replayed(0).public())
+    models = [build_model(source, CIFAR, 10, rng=replayed(5)) for source in (plain, normalised)]
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     torch.testing.assert_close(models[0]((image - 0.5) / 0.25), models[1](image))
 
@@ -261,7 +261,7 @@ def test_images_that_do_not_fit_are_refused(source: Network, shape: ImageShape, 
 
 
 def test_check_fits_leaves_the_model_as_it_was() -> None:
-    model = build_model(ResNet20(), CIFAR, 10, rng=Rng(0))
+    model = build_model(ResNet20(), CIFAR, 10, rng=replayed(0))
     model.get_submodule("bn1").eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     check_fits(model, CIFAR, 10)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leaktight.core.errors import ModelError
 from leaktight.core.kernels import first_derivatives_only
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
@@ -22,16 +23,16 @@ WORD = ImageShape(3, 32, 100)
 
 
 def small(shape: ImageShape) -> nn.Module:
-    return batch_statistics(build_model(Crnn(units=8), shape, 36, rng=Rng(0)).double())
+    return batch_statistics(build_model(Crnn(units=8), shape, 36, rng=replayed(0)).double())
 
 
 def images(count: int, shape: ImageShape) -> Tensor:
-    return torch.rand(count, *shape, dtype=torch.float64, generator=Rng(1).torch())
+    return torch.rand(count, *shape, dtype=torch.float64, generator=replayed(1).public())
 
 
 def test_log_probabilities_per_column() -> None:
-    model = build_model(Crnn(), WORD, 36, rng=Rng(0)).eval()
-    outputs = model(torch.rand(2, *WORD, generator=Rng(1).torch()))
+    model = build_model(Crnn(), WORD, 36, rng=replayed(0)).eval()
+    outputs = model(torch.rand(2, *WORD, generator=replayed(1).public()))
     assert outputs.shape == (2, 25, 37)
     torch.testing.assert_close(outputs.exp().sum(-1), torch.ones(2, 25))
     check_fits(model, WORD, 36, WordRecognition())
@@ -48,14 +49,14 @@ def test_lstm_is_pytorchs() -> None:
             getattr(theirs, f"weight_hh_l0{suffix}").copy_(ours.weight_hh[direction])
             getattr(theirs, f"bias_ih_l0{suffix}").copy_(ours.bias[direction])
             getattr(theirs, f"bias_hh_l0{suffix}").zero_()
-    inputs = torch.randn(3, 7, 5, dtype=torch.float64, generator=Rng(0).torch())
+    inputs = torch.randn(3, 7, 5, dtype=torch.float64, generator=replayed(0).public())
     torch.testing.assert_close(ours(inputs), theirs(inputs)[0])
 
 
 def test_the_quick_kernel_gives_the_same_states_and_gradients() -> None:
-    with global_seed(Rng(2)):
+    with global_seed(replayed(2)):
         layer = BidirectionalLstm(5, 4).double()
-    inputs = torch.randn(3, 7, 5, dtype=torch.float64, generator=Rng(0).torch())
+    inputs = torch.randn(3, 7, 5, dtype=torch.float64, generator=replayed(0).public())
 
     def states_and_gradients() -> list[Tensor]:
         states = layer(inputs)
@@ -81,7 +82,7 @@ def test_training_and_an_attackers_copy_of_it_agree() -> None:
 
 
 def test_the_width_scales_every_convolution() -> None:
-    narrow, wide = (build_model(Crnn(width=width, units=8), WORD, 36, rng=Rng(0)) for width in (4, 8))
+    narrow, wide = (build_model(Crnn(width=width, units=8), WORD, 36, rng=replayed(0)) for width in (4, 8))
     channels = [
         [module.out_channels for module in model.modules() if isinstance(module, nn.Conv2d)] for model in (narrow, wide)
     ]
@@ -92,7 +93,7 @@ def test_the_width_scales_every_convolution() -> None:
 
 
 def test_lstm_starts_as_in_keras() -> None:
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         layer = BidirectionalLstm(6, 4)
     assert torch.equal(layer.bias, torch.tensor([[0.0] * 4 + [1.0] * 4 + [0.0] * 8] * 2))
     for weight in layer.weight_hh.detach():
@@ -115,8 +116,8 @@ def test_second_derivatives_and_vmap() -> None:
 
 def test_it_learns_two_words() -> None:
     shape = ImageShape(1, 32, 16)
-    model = build_model(Crnn(units=16), shape, 36, rng=Rng(0))
-    inputs = torch.rand(2, *shape, generator=Rng(2).torch())
+    model = build_model(Crnn(units=16), shape, 36, rng=replayed(0))
+    inputs = torch.rand(2, *shape, generator=replayed(2).public())
     words, task = torch.tensor([[1, 2], [3, -1]]), WordRecognition()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(25):

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import ImageShape, Params
 from leaktight.models import MODELS, batch_statistics, build_model
@@ -41,9 +41,9 @@ SECOND_ORDER: list[tuple[str, ImageShape]] = [
 
 @pytest.mark.parametrize(("name", "shape"), SECOND_ORDER)
 def test_gradient_of_a_gradient_under_torch_func_is_autograds(name: str, shape: ImageShape) -> None:
-    model = batch_statistics(build_model(MODELS[name](mean=(0.4,), std=(0.3,)), shape, 2, rng=Rng(1)).double())
+    model = batch_statistics(build_model(MODELS[name](mean=(0.4,), std=(0.3,)), shape, 2, rng=replayed(1)).double())
     params, buffers = parameters_of(model), buffers_of(model)
-    inputs = torch.rand(2, *shape, dtype=torch.float64, generator=Rng(2).torch())
+    inputs = torch.rand(2, *shape, dtype=torch.float64, generator=replayed(2).public())
     labels = torch.tensor([0, 1])
 
     def loss(params: Params, inputs: Tensor) -> Tensor:
@@ -64,10 +64,10 @@ def test_gradient_of_a_gradient_under_torch_func_is_autograds(name: str, shape: 
 @pytest.mark.parametrize("source", [LeNetZhu(), Vit(depth=2), ResNet20(activation="sigmoid")])
 def test_second_derivative_agrees_with_finite_differences(source: Network) -> None:
     shape = ImageShape(3, 8, 8)
-    model = batch_statistics(build_model(source, shape, 2, rng=Rng(1)).double())
+    model = batch_statistics(build_model(source, shape, 2, rng=replayed(1)).double())
     params, buffers = parameters_of(model), buffers_of(model)
-    inputs = torch.rand(2, *shape, dtype=torch.float64, generator=Rng(2).torch())
-    direction = torch.randn(inputs.shape, dtype=torch.float64, generator=Rng(3).torch())
+    inputs = torch.rand(2, *shape, dtype=torch.float64, generator=replayed(2).public())
+    direction = torch.randn(inputs.shape, dtype=torch.float64, generator=replayed(3).public())
 
     def leak(inputs: Tensor) -> Tensor:
         def loss(params: Params) -> Tensor:
@@ -88,9 +88,9 @@ def test_vgg_convolutions_and_pooling_have_second_derivatives() -> None:
     features = whole.get_submodule("features").to_empty(device="cpu").double()
     with torch.no_grad():
         for place, parameter in enumerate(features.parameters()):
-            drawn = torch.randn(parameter.shape, generator=Rng(place).torch(), dtype=torch.float64)
+            drawn = torch.randn(parameter.shape, generator=replayed(place).public(), dtype=torch.float64)
             parameter.copy_(drawn / parameter[0].numel() ** 0.5)
-    inputs = torch.rand(1, *CIFAR, dtype=torch.float64, generator=Rng(9).torch())
+    inputs = torch.rand(1, *CIFAR, dtype=torch.float64, generator=replayed(9).public())
 
     def pooled(inputs: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(features(inputs), 7).square().sum()
@@ -137,8 +137,8 @@ def with_plain_norms(model: nn.Module) -> nn.Module:
 )
 def test_gradients_are_those_of_elementary_operations(source: Network, shape: ImageShape, count: int) -> None:
     """PyTorch's own batch norm has a wrong backward for some layouts of the gradient; no network may meet one."""
-    model = build_model(source, shape, 4, rng=Rng(0)).double()
-    inputs = torch.rand(count, *shape, dtype=torch.float64, generator=Rng(1).torch())
+    model = build_model(source, shape, 4, rng=replayed(0)).double()
+    inputs = torch.rand(count, *shape, dtype=torch.float64, generator=replayed(1).public())
     gradients = []
     for candidate in (model, with_plain_norms(model)):
         outputs = candidate(inputs)

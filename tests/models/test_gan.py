@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.attacks.generators import CONDITIONAL, LINEAR
+from tests.seeds import replayed
 
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import global_seed
 from leaktight.core.tensors import digest
 from leaktight.core.types import ImageShape
 from leaktight.data.embedded import Digits
@@ -28,7 +29,7 @@ from leaktight.models.gan_training import GanTraining
 )
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_a_dcgan_is_read_off_its_weights(tmp_path: Path, shape: ImageShape, widths: list[int], suffix: str) -> None:
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         network = DcganNetwork(5, widths, shape).eval()
     path = tmp_path / f"generator{suffix}"
     if suffix == ".pth":
@@ -42,25 +43,25 @@ def test_a_dcgan_is_read_off_its_weights(tmp_path: Path, shape: ImageShape, widt
         assert all(own >= side for own, side in zip(generator.shape, shape, strict=True))
         return
     assert generator.shape == shape
-    latents = torch.randn(3, 5, generator=Rng(1).torch())
+    latents = torch.randn(3, 5, generator=replayed(1).public())
     images = generator.sample(latents)
     assert torch.allclose(images, (network(latents).detach() + 1) / 2, atol=1e-6)
     assert 0 <= float(images.min()) < float(images.max()) <= 1
 
 
 def test_an_mlp_is_read_off_its_weights(tmp_path: Path) -> None:
-    with global_seed(Rng(0)):
+    with global_seed(replayed(0)):
         network = MlpNetwork([4, 6, 5, 12], ImageShape(3, 2, 2))
     torch.save(network.layers.state_dict(), tmp_path / "g.ckpt")
     generator = MlpGan(path=str(tmp_path / "g.ckpt"), shape=(3, 2, 2)).read()
-    latents = torch.randn(2, 4, generator=Rng(1).torch())
+    latents = torch.randn(2, 4, generator=replayed(1).public())
     assert torch.allclose(generator.sample(latents), (network(latents).detach() + 1) / 2)
     with pytest.raises(ModelError, match="expected linear layers that end in 784 outputs"):
         MlpGan(path=str(tmp_path / "g.ckpt")).read()
 
 
 def test_a_generator_of_ones_own_takes_classes_if_it_says_so() -> None:
-    latents = torch.randn(2, 3, generator=Rng(1).torch())
+    latents = torch.randn(2, 3, generator=replayed(1).public())
     plain, asked = LINEAR.read(), CONDITIONAL.read()
     assert (plain.num_classes, asked.num_classes) == (None, 3)
     ones, twos = (asked.sample(latents, torch.full((2,), label)) for label in (1, 2))
@@ -119,13 +120,13 @@ def test_training_is_the_same_for_the_same_seed(kind: Any) -> None:
     training = GanTraining(kind=kind, epochs=2, batch_size=16, latent=4, width=4)
     told: list[int] = []
     first, again, other = (
-        training.train(digits(40), rng=Rng(seed), watch=lambda epoch, critic, generator: told.append(epoch))
+        training.train(digits(40), rng=replayed(seed), watch=lambda epoch, critic, generator: told.append(epoch))
         for seed in (0, 0, 1)
     )
     assert told == [1, 2] * 3
     weights = [digest(dict(network.state_dict())) for network in (first, again, other)]
     assert weights[0] == weights[1] != weights[2]
-    images = first(torch.randn(5, 4, generator=Rng(2).torch()))
+    images = first(torch.randn(5, 4, generator=replayed(2).public()))
     assert images.shape == (5, 1, 8, 8)
     assert bool(images.isfinite().all())
 
@@ -135,13 +136,13 @@ def test_samples_come_nearer_to_the_images(kind: Any) -> None:
     """All images are one half bright, one half dark; a generator has to learn where the edge is."""
     images = torch.zeros(64, 1, 8, 8, dtype=torch.uint8)
     images[..., :4] = 255
-    latents = torch.randn(16, 4, generator=Rng(3).torch())
+    latents = torch.randn(16, 4, generator=replayed(3).public())
     errors = []
     for epochs in (1, 60):
         training = GanTraining(
             kind=kind, epochs=epochs, batch_size=16, latent=4, width=8, average=0.9, learning_rate=2e-3
         )
-        made = training.train(images, rng=Rng(0))(latents)
+        made = training.train(images, rng=replayed(0))(latents)
         errors.append(float((made - (images[:1].float() / 127.5 - 1)).square().mean()))
     assert errors[1] < 0.3 * errors[0]
 
@@ -154,9 +155,9 @@ def test_length_and_width_follow_the_data() -> None:
     assert training.widths(ImageShape(3, 64, 64)) == [64, 32, 16, 8]
     assert training.widths(ImageShape(1, 28, 28)) == [16, 8]
     with pytest.raises(UsageError, match="at least 2 images"):
-        training.train(digits(1), rng=Rng(0))
+        training.train(digits(1), rng=replayed(0))
     with pytest.raises(UsageError, match="at least 8x8 pixels"):
-        training.train(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), rng=Rng(0))
+        training.train(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), rng=replayed(0))
 
 
 def test_published_generators_make_images(real_data: Path) -> None:
@@ -165,6 +166,6 @@ def test_published_generators_make_images(real_data: Path) -> None:
     mnist = MlpGan(path=str(real_data / "gan_mnist_mlp" / "G--300.ckpt")).read()
     assert (mnist.latent, mnist.shape) == (64, ImageShape(1, 28, 28))
     for generator, dark in ((faces, False), (mnist, True)):
-        images = generator.sample(torch.randn(8, generator.latent, generator=Rng(0).torch()))
+        images = generator.sample(torch.randn(8, generator.latent, generator=replayed(0).public()))
         assert (float(images.median()) < 0.05) is dark
         assert float(images.std()) > 0.1

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tests.seeds import replayed
 
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest, parameters_of
 from leaktight.core.types import ImageShape
 from leaktight.data.cifar import Cifar10
@@ -35,16 +35,16 @@ PUBLISHED = {
 @settings(max_examples=10, deadline=None)
 def test_same_rng_same_weights_and_the_global_generator_is_untouched(seed: int, init: str) -> None:
     before = torch.random.get_rng_state()
-    first = build_model(Mlp(hidden=(4,)), SMALL, 3, init=init, rng=Rng(seed)).state_dict()
-    again = build_model(Mlp(hidden=(4,)), SMALL, 3, init=init, rng=Rng(seed)).state_dict()
-    other = build_model(Mlp(hidden=(4,)), SMALL, 3, init=init, rng=Rng(seed + 1)).state_dict()
+    first = build_model(Mlp(hidden=(4,)), SMALL, 3, init=init, rng=replayed(seed)).state_dict()
+    again = build_model(Mlp(hidden=(4,)), SMALL, 3, init=init, rng=replayed(seed)).state_dict()
+    other = build_model(Mlp(hidden=(4,)), SMALL, 3, init=init, rng=replayed(seed + 1)).state_dict()
     assert digest(first) == digest(again)
     assert digest(first) != digest(other)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_wide_is_uniform_between_minus_and_plus_a_half_in_every_parameter() -> None:
-    model = build_model(ResNet20(), CIFAR, 10, init="wide", rng=Rng(0))
+    model = build_model(ResNet20(), CIFAR, 10, init="wide", rng=replayed(0))
     for name, parameter in model.named_parameters():
         low, high = (float(end) for end in parameter.detach().aminmax())
         assert -0.5 <= low < 0 < high <= 0.5, name
@@ -61,7 +61,7 @@ def accuracy_on_cifar10(root: Path, name: str, num_images: int) -> float:
     if not path.exists():
         pytest.skip(f"no weights at {path}")
     source = MODELS[name](mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    model = build_model(source, CIFAR, 10, init=path, rng=Rng(0)).eval()
+    model = build_model(source, CIFAR, 10, init=path, rng=replayed(0)).eval()
     test = Cifar10().load(root).test
     correct = 0
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_published_vgg_names_and_shapes(real_data: Path) -> None:
 
 
 def lenet(seed: int = 0) -> torch.nn.Module:
-    return build_model(LeNetZhu(), SMALL, 3, rng=Rng(seed))
+    return build_model(LeNetZhu(), SMALL, 3, rng=replayed(seed))
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".th", ".safetensors"])
@@ -108,7 +108,7 @@ def test_weights_come_back_from_files(tmp_path: Path, suffix: str, prefix: str) 
         save_file(state, path)
     else:
         torch.save({"state_dict": state, "epoch": 3} if prefix else state, path)
-    loaded = build_model(LeNetZhu(), SMALL, 3, init=str(path), rng=Rng(2))
+    loaded = build_model(LeNetZhu(), SMALL, 3, init=str(path), rng=replayed(2))
     assert digest(loaded.state_dict()) == digest(saved.state_dict())
 
 
@@ -134,12 +134,12 @@ def test_misfit_names_the_first_few_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_batch_counters_of_old_files_may_be_missing(tmp_path: Path) -> None:
-    saved = build_model(ResNet18(), SMALL, 2, rng=Rng(0))
+    saved = build_model(ResNet18(), SMALL, 2, rng=replayed(0))
     with torch.no_grad():
         saved.get_buffer("bn1.running_mean").fill_(0.25)
     path = tmp_path / "weights.pt"
     torch.save({n: t for n, t in saved.state_dict().items() if not n.endswith("num_batches_tracked")}, path)
-    loaded = build_model(ResNet18(), SMALL, 2, init=path, rng=Rng(1))
+    loaded = build_model(ResNet18(), SMALL, 2, init=path, rng=replayed(1))
     assert digest(loaded.state_dict()) == digest(saved.state_dict())
 
 
@@ -172,11 +172,11 @@ def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="check the path"):
         load_weights(lenet(), tmp_path / "weights.pt")
     with pytest.raises(ModelError, match="default, wide, kaiming or a file"):
-        build_model(LeNetZhu(), SMALL, 3, init="wyde", rng=Rng(0))
+        build_model(LeNetZhu(), SMALL, 3, init="wyde", rng=replayed(0))
 
 
 def test_kaiming_weights_have_the_stated_spread() -> None:
-    model = build_model(ShallowCnn(), ImageShape(1, 28, 28), 10, init="kaiming", rng=Rng(0))
+    model = build_model(ShallowCnn(), ImageShape(1, 28, 28), 10, init="kaiming", rng=replayed(0))
     for name, tensor in parameters_of(model).items():
         if name.endswith("bias"):
             assert not tensor.any()

@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.types import ImageShape, Params
 from leaktight.models import (
@@ -47,7 +47,7 @@ class Backwards(nn.Module):
 
 
 def images(count: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.rand(count, *SMALL, dtype=dtype, generator=Rng(4).torch())
+    return torch.rand(count, *SMALL, dtype=dtype, generator=replayed(4).public())
 
 
 def test_final_linear() -> None:
@@ -84,7 +84,7 @@ def test_has_batch_norm() -> None:
 
 
 def test_batch_statistics_is_exactly_training_mode_without_its_side_effect() -> None:
-    model = build_model(ResNet20(), SMALL, 5, rng=Rng(0))
+    model = build_model(ResNet20(), SMALL, 5, rng=replayed(0))
     pure = batch_statistics(model)
     before = digest(pure.state_dict())
     inputs, labels = images(3, torch.float32), torch.tensor([0, 1, 2])
@@ -102,7 +102,7 @@ def test_batch_statistics_is_exactly_training_mode_without_its_side_effect() -> 
 
 
 def test_batch_statistics_keeps_evaluation_mode_and_names() -> None:
-    model = build_model(ResNet20(), SMALL, 5, rng=Rng(0))
+    model = build_model(ResNet20(), SMALL, 5, rng=replayed(0))
     model(images(4, torch.float32))
     pure = batch_statistics(model)
     assert list(pure.state_dict()) == list(model.state_dict())
@@ -112,7 +112,7 @@ def test_batch_statistics_keeps_evaluation_mode_and_names() -> None:
 
 @pytest.mark.parametrize("source", [ResNet20(mean=(0.4,), std=(0.3,)), Vit(depth=2, mean=(0.4,), std=(0.3,))])
 def test_a_whole_attack_step_traces_and_maps(source: ResNet20 | Vit) -> None:
-    model = batch_statistics(build_model(source, SMALL, 2, rng=Rng(0)).double())
+    model = batch_statistics(build_model(source, SMALL, 2, rng=replayed(0)).double())
     params, buffers = parameters_of(model), buffers_of(model)
 
     def leak(inputs: Tensor, params: Params, buffers: Params, labels: Tensor) -> Tensor:
@@ -126,15 +126,15 @@ def test_a_whole_attack_step_traces_and_maps(source: ResNet20 | Vit) -> None:
     batches = torch.stack([images(), 1 - images()])
     traced = make_fx(step, tracing_mode="fake")(images(), params, buffers, labels)
     one_by_one = torch.stack([step(batch, params, buffers, labels) for batch in batches])
-    replayed = torch.stack([traced(batch, params, buffers, labels) for batch in batches])
+    repeated = torch.stack([traced(batch, params, buffers, labels) for batch in batches])
     mapped = vmap(step, in_dims=(0, None, None, None))(batches, params, buffers, labels)
-    torch.testing.assert_close(replayed, one_by_one, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(repeated, one_by_one, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(mapped, one_by_one, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("source", [LeNetZhu(), ResNet20(), Vit(depth=1), Cnn6()])
 def test_representation_enters_the_final_linear_layer(source: LeNetZhu | ResNet20 | Vit | Cnn6) -> None:
-    model = build_model(source, SMALL, 2, rng=Rng(0)).double().eval()
+    model = build_model(source, SMALL, 2, rng=replayed(0)).double().eval()
     params, buffers = parameters_of(model), buffers_of(model)
     seen = representation(model, params, buffers, images())
     _, layer = final_linear(model)
@@ -146,7 +146,7 @@ def test_representation_enters_the_final_linear_layer(source: LeNetZhu | ResNet2
 
 
 def test_representation_is_pure() -> None:
-    model = build_model(ResNet20(), SMALL, 2, rng=Rng(0)).double()
+    model = build_model(ResNet20(), SMALL, 2, rng=replayed(0)).double()
     buffers = buffers_of(model)
     before = digest(buffers)
     representation(model, parameters_of(model), buffers, images())
@@ -154,7 +154,7 @@ def test_representation_is_pure() -> None:
 
 
 def test_representation_under_transforms() -> None:
-    model = build_model(LeNetZhu(), SMALL, 2, rng=Rng(0)).double()
+    model = build_model(LeNetZhu(), SMALL, 2, rng=replayed(0)).double()
     params = parameters_of(model)
 
     def one(image: Tensor) -> Tensor:

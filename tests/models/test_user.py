@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng
 from leaktight.core.tasks import Penalised
 from leaktight.core.types import ImageShape
 from leaktight.models import UserModel, build_model, check_fits
@@ -70,10 +70,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_functions_get_what_they_ask_for(folder: Path, function: str) -> None:
     before = list(sys.path)
     source = UserModel(target=f"leaktight_test_nets:{function}")
-    model = build_model(source, SHAPE, 3, rng=Rng(0))
+    model = build_model(source, SHAPE, 3, rng=replayed(0))
     check_fits(model, SHAPE, 3)
     assert sys.path == before
-    again = build_model(source, SHAPE, 3, rng=Rng(0))
+    again = build_model(source, SHAPE, 3, rng=replayed(0))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.scenes import observe
+from tests.seeds import replayed
 
 from leaktight.attacks.presets import CsDlg, Dlg, IdlgAttack, Preset
-from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
 from leaktight.data.cifar import Cifar10
@@ -35,9 +35,9 @@ def attacked(
 ) -> tuple[list[float], bool]:
     """PSNR of each image, and whether the labels are right."""
     batch: Batch = cifar.train.batch(torch.tensor(places))
-    model = build_model(MODELS["lenet_zhu"](), cifar.shape, cifar.num_classes, init="wide", rng=Rng(seed))
+    model = build_model(MODELS["lenet_zhu"](), cifar.shape, cifar.num_classes, init="wide", rng=replayed(seed))
     seen = observe(model, batch, cifar.num_classes, local=local)
-    found = attack.reconstruct([replace(seen, labels=batch.targets.sort().values)], rng=Rng(seed))
+    found = attack.reconstruct([replace(seen, labels=batch.targets.sort().values)], rng=replayed(seed))
     guess = found.guess.inputs[match(found.guess.inputs, batch.inputs)]
     right = found.guess.targets.sort().values.tolist() == batch.targets.sort().values.tolist()
     return psnr(guess, batch.inputs).tolist(), right

@@ -9,10 +9,10 @@ from statistics import mean
 
 import pytest
 import torch
+from tests.seeds import replayed
 
 from leaktight.config import load_config
 from leaktight.core.protocols import Aggregator
-from leaktight.core.rng import Rng
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Holding, Partition
@@ -43,14 +43,14 @@ def poisoned(federation: Federation, client: str, seed: int) -> Federation:
     """The same with the labels of one client, training and validation, in random order."""
     share = federation.shares[client]
     targets = federation.examples.targets.clone()
-    order = torch.randperm(share.stop - share.start, generator=Rng(seed).child("poison").torch())
+    order = torch.randperm(share.stop - share.start, generator=replayed(seed).child("poison").public())
     targets[share.start : share.stop] = targets[share.start : share.stop][order]
     return replace(federation, examples=Examples(federation.examples.images, targets))
 
 
 def dealt(dataset: Dataset, sizes: Sequence[int], seed: int) -> Partition:
     """Clients with so many examples each, a fifth of them for validation."""
-    order = torch.randperm(len(dataset.train), generator=Rng(seed).child("deal").torch())
+    order = torch.randperm(len(dataset.train), generator=replayed(seed).child("deal").public())
     parts = torch.split(order[: sum(sizes)], list(sizes))
     return Partition(
         {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.scenes import observe
+from tests.seeds import replayed
 
 from leaktight.attacks.grnn import Grnn
-from leaktight.core.rng import Rng
 from leaktight.data.cifar import Cifar100
 from leaktight.metrics import psnr
 from leaktight.models import MODELS, build_model
@@ -22,8 +22,10 @@ def test_images_of_a_batch_of_one_are_recovered(real_data: Path) -> None:
     scores = []
     for place in (0, 700, 1500):
         batch = cifar.train.batch(torch.tensor([place]))
-        model = build_model(MODELS["lenet_zhu"](), cifar.shape, cifar.num_classes, init="wide", rng=Rng(100 + place))
-        found = Grnn().reconstruct([observe(model, batch, cifar.num_classes)], rng=Rng(100 + place))
+        model = build_model(
+            MODELS["lenet_zhu"](), cifar.shape, cifar.num_classes, init="wide", rng=replayed(100 + place)
+        )
+        found = Grnn().reconstruct([observe(model, batch, cifar.num_classes)], rng=replayed(100 + place))
         assert torch.equal(found.guess.targets, batch.targets)
         scores.append(float(psnr(found.guess.inputs, batch.inputs)))
     assert sum(scores) / len(scores) > 30, scores

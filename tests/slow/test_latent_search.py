@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.scenes import observe
+from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks.ggl import Ggl
 from leaktight.attacks.gias import Gias
 from leaktight.attacks.many import reconstruct_all
 from leaktight.attacks.presets import Preset
-from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import Batch, ImageShape
 from leaktight.metrics.lpips import Lpips
@@ -57,15 +57,15 @@ def test_nearer_than_the_best_of_a_hundred_samples(root: Path, kind: str) -> Non
         ),
     }
     generator = source.read()
-    faces = generator.sample(torch.randn(VICTIMS, 100, generator=Rng(5).child("victims").torch()))
-    random = generator.sample(torch.randn(100, 100, generator=Rng(9).torch()))
-    model = build_model(LeNetZhu(activation="relu"), ImageShape(3, 64, 64), 10, rng=Rng(0))
+    faces = generator.sample(torch.randn(VICTIMS, 100, generator=replayed(5).child("victims").public()))
+    random = generator.sample(torch.randn(100, 100, generator=replayed(9).public()))
+    model = build_model(LeNetZhu(activation="relu"), ImageShape(3, 64, 64), 10, rng=replayed(0))
     labels = torch.arange(VICTIMS)
     victims = []
     for place in range(VICTIMS):
         batch = Batch(faces[place : place + 1], labels[place : place + 1])
         victims.append([replace(observe(model, batch, 10, mode="eval"), labels=batch.targets)])
-    found = reconstruct_all(attacks[kind], victims, rngs=[Rng(1).child(place) for place in range(VICTIMS)])
+    found = reconstruct_all(attacks[kind], victims, rngs=[replayed(1).child(place) for place in range(VICTIMS)])
     lpips = Lpips(root=root, net="alex")
     nearer = 0
     for face, answer in zip(faces.split(1), found, strict=True):

@@ -25,7 +25,7 @@ def _moved(view: View, seen: Observation) -> dict[str, Tensor]:
     if not isinstance(seen.task, Classification):
         return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in names.items()}
     count, like = seen.batch_size or 1, next(iter(view.params.values()))
-    images = torch.rand(count, *seen.input_shape, generator=Rng(0).torch()).to(like)
+    images = torch.rand(count, *seen.input_shape, generator=Rng(0).public()).to(like)
     labels = torch.arange(count) % seen.num_classes
     with torch.no_grad():
         guess = view.guess(images, labels, view.params, view.buffers, view.starts)

@@ -76,7 +76,7 @@ class NearestPublicImage:
             raise UsageError(
                 f"expected at least {count} public images, got {0 if public is None else len(public)}; disclose more"
             )
-        pool = torch.randperm(len(public), generator=rng.child("pool").torch())
+        pool = torch.randperm(len(public), generator=rng.child("pool").public())
         pool = pool[: max(self.candidates or len(public), count)]
         distances = self._distances(first, Batch(public.inputs[pool], public.targets[pool]), rng, progress)
         wanted = self._wanted(first, count, rng)
@@ -144,5 +144,5 @@ def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:
     if seen.labels is not None and len(seen.labels) == count:
         return seen.labels.clone()
     if isinstance(seen.task, Classification):
-        return torch.randint(seen.num_classes, (count,), generator=rng.child("labels").torch()).sort().values
+        return torch.randint(seen.num_classes, (count,), generator=rng.child("labels").public()).sort().values
     return torch.full((count, 1), -1)

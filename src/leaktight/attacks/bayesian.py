@@ -56,8 +56,8 @@ class _Region(Dialogue):
 
     def __init__(self, settings: Bayesian, size: int, rng: Rng) -> None:
         self.settings, self.size = settings, size
-        self.draws = rng.child("proposals").numpy()
-        self.begin = qmc.LatinHypercube(size, seed=rng.child("first").numpy()).random(settings.first)
+        self.draws = rng.child("proposals").public_numpy()
+        self.begin = qmc.LatinHypercube(size, seed=rng.child("first").public_numpy()).random(settings.first)
         self.points, self.losses = np.empty((0, size)), np.empty(0)
         self.patience = max(4.0 / settings.batch, size / settings.batch)
         self._reset()

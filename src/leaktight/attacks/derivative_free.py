@@ -98,7 +98,7 @@ class _Strategy(Dialogue):
             import cma
         except ImportError as error:
             raise LeaktightError("CMA-ES needs the package cma; pip install 'leaktight[generative]'") from error
-        drawn = rng.numpy()
+        drawn = rng.public_numpy()
         options = {
             "popsize": settings.population or 4 + int(3 * math.log(len(start))),
             "randn": lambda *shape: drawn.standard_normal(shape),

@@ -115,7 +115,7 @@ class _Noise:
         self.lanes, self.active = lanes, bool(_optimizer(search).langevin)
         first = search.form.draw(search.rngs[0][0]) if self.active else {}
         self.shapes, self.dtype = {name: tensor.shape for name, tensor in first.items()}, search.precision
-        self.generators = [[rng.child("langevin").torch() for rng in row] for row in search.rngs]
+        self.generators = [[rng.child("langevin").public() for rng in row] for row in search.rngs]
 
     def draw(self) -> list[Tree]:
         """For every block."""

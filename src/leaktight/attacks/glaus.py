@@ -133,7 +133,7 @@ class Glaus(Dlg):
         trainer = Trainer(one.model, one.local_training or LocalTraining(), one.task, mode=mode)
         gradients: list[Params] = []
         for number in range(self.colluders):
-            chosen = places[torch.randperm(len(places), generator=rng.child(number).torch())[:size]]
+            chosen = places[torch.randperm(len(places), generator=rng.child(number).public())[:size]]
             batch = Batch(public.inputs[chosen], public.targets[chosen])
             with mode_of(one.model, mode):
                 buffers = {name: tensor.clone() for name, tensor in one.broadcast.buffers.items()}

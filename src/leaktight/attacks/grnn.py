@@ -58,7 +58,7 @@ class _Branches(Form):
     """The image branch and, where labels are searched, the label branch, both fed with the same noise."""
 
     def __init__(self, settings: UntrainedGenerator, problem: Problem, rng: Rng, precision: torch.dtype) -> None:
-        noise = torch.randn(problem.num_examples, settings.latent, generator=rng.child("noise").torch())
+        noise = torch.randn(problem.num_examples, settings.latent, generator=rng.child("noise").public())
         super().__init__(problem, precision, {"noise": noise.to(precision)})
         self.latent, self.image_shape = settings.latent, problem.shape
         with torch.device("meta"):  # the weights are always given

@@ -90,7 +90,7 @@ class _LatentForm(_Made):
 
     def draw(self, rng: Rng) -> Tree:
         shape = (self.shape[0], self.generator.latent)
-        return {"latents": _STARTS[self.settings.start](shape, rng.child("latents").torch()).to(self.precision)}
+        return {"latents": _STARTS[self.settings.start](shape, rng.child("latents").public()).to(self.precision)}
 
     def latents(self, variables: Tree) -> Tensor:
         """What the generator gets."""

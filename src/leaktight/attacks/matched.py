@@ -36,7 +36,7 @@ class Unknown:
 
     def draw(self, rng: Rng) -> Tensor:
         """Where a restart begins."""
-        noise = torch.randn(self.start.shape, generator=rng.torch(), dtype=torch.float64)
+        noise = torch.randn(self.start.shape, generator=rng.public(), dtype=torch.float64)
         return self.start + self.spread * noise.to(self.start)
 
 

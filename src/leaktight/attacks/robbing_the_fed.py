@@ -120,7 +120,7 @@ class RobbingTheFed:
 
     def _module(self, row: Tensor, edges: Tensor, rng: Rng) -> dict[str, Tensor]:
         """The parameters of the module, by name."""
-        noise = torch.randn(self.num_bins, len(row), generator=rng.torch(), dtype=torch.float64)
+        noise = torch.randn(self.num_bins, len(row), generator=rng.public(), dtype=torch.float64)
         rows = row + self.disguise * row.norm() / math.sqrt(len(row)) * noise
         widths = torch.ones_like(edges)
         if self.form == "hardtanh":  # each unit rises from 0 to the gain within its bin
@@ -170,7 +170,7 @@ def _fourier_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
 
 def _random_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
     size = shape.channels * shape.height * shape.width
-    return torch.randn(size, generator=rng.torch(), dtype=torch.float64) / math.sqrt(size)
+    return torch.randn(size, generator=rng.public(), dtype=torch.float64) / math.sqrt(size)
 
 
 _ROWS: Mapping[str, Callable[[ImageShape, int, Rng], Tensor]] = {

@@ -41,7 +41,7 @@ class Form(ABC):
 
     def draw_labels(self, labels: Joint, rng: Rng) -> Tree:
         """More variables, for a search that finds labels too."""
-        return {"labels": labels.draw(self.shape[0], self.num_classes, rng.torch()).to(self.precision)}
+        return {"labels": labels.draw(self.shape[0], self.num_classes, rng.public()).to(self.precision)}
 
     def label_logits(self, variables: Tree, constants: Tree) -> Tensor:
         """The labels (N, C) that these variables stand for, where labels are searched."""
@@ -100,7 +100,7 @@ class _PixelForm(Form):
         self.settings = settings
 
     def draw(self, rng: Rng) -> Tree:
-        return {"images": self.settings.start.draw(self.shape, rng.child("images").torch()).to(self.precision)}
+        return {"images": self.settings.start.draw(self.shape, rng.child("images").public()).to(self.precision)}
 
     def images(self, variables: Tree, constants: Tree) -> Tensor:
         images: Tensor = variables["images"]

@@ -50,7 +50,7 @@ class Site:
     def public_data(self) -> Batch:
         """Examples that no client holds."""
         test = self.experiment.federation.dataset.test
-        order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").torch())
+        order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
         return test.batch(order[:PUBLIC_EXAMPLES])
 
     def __call__(self, job: Job) -> Job:
@@ -96,7 +96,7 @@ class Site:
         first: list[float] = []
         found = spec.attack.value.reconstruct(
             seen,
-            rng=experiment.rng(spec.trial).child("attack", spec.attack.name),
+            rng=experiment.rng(spec.trial).child("attack", spec.attack.name).detached(),
             progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
         )
         truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
@@ -126,7 +126,7 @@ class Site:
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
             )
-        rng = self.experiment.rng(spec.trial).child("tamper", spec.attack.name)
+        rng = self.experiment.rng(spec.trial).child("tamper", spec.attack.name).detached()
         traces: list[RoundTrace] = []
         seen: list[Observation] = []
         honest, clients = state.server, state.clients

@@ -109,7 +109,7 @@ class Inspection:
         first: list[float] = []
         found = entry.value.reconstruct(
             [self.captured.seen],
-            rng=Rng(self.seed).child("inspect", entry.name),
+            rng=Rng(self.seed).child("inspect", entry.name).detached(),
             progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
         )
         line = {

@@ -131,15 +131,20 @@ class Experiment:
     def by_id(self) -> dict[str, TrialSpec]:
         return {spec.id: spec for spec in self.trials}
 
+    def keyed(self, key: bytes) -> Experiment:
+        """The same experiment, with this key as the root of all that protects clients."""
+        return replace(self, federation=self.federation.keyed(key))
+
     def rng(self, trial: int) -> Rng:
-        return Rng(self.seed).child("trial", trial)
+        """The trial's place in the tree of random streams; clients draw their secrets from the federation's key."""
+        return Rng(self.seed, key=self.federation.rng.key).child("trial", trial)
 
     def victim(self, trial: int) -> str:
         """The client that a trial attacks: the next of the targets, or of all clients in a random order."""
         if self.settings.targets:
             return self.settings.targets[trial % len(self.settings.targets)]
         names = sorted(self.federation.shares)
-        order = torch.randperm(len(names), generator=Rng(self.seed).child("victims").torch())
+        order = torch.randperm(len(names), generator=Rng(self.seed).child("victims").public())
         return names[int(order[trial % len(names)])]
 
     def trained(self, defense: Entry[Defense]) -> Federation:
@@ -166,7 +171,7 @@ class Experiment:
         if self.threat.sees == "client":
             return (victim,)
         others = [name for name in sorted(self.federation.shares) if name != victim]
-        order = torch.randperm(len(others), generator=self.rng(trial).child("members").torch()).tolist()
+        order = torch.randperm(len(others), generator=self.rng(trial).child("members").public()).tolist()
         number = self.federation.server.plan.per_round or len(self.federation.shares)
         return (victim, *(others[place] for place in order[: number - 1]))
 

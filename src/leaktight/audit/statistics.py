@@ -28,7 +28,7 @@ def bootstrap(values: Sequence[float], *, rng: Rng) -> Interval:
     Reference: Efron, Tibshirani, An Introduction to the Bootstrap, 1993, section 13.3.
     """
     data = np.asarray(values, dtype=np.float64)
-    places = rng.numpy().integers(0, len(data), (RESAMPLES, len(data)))
+    places = rng.public_numpy().integers(0, len(data), (RESAMPLES, len(data)))
     low, high = np.quantile(data[places].mean(1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(float(data.mean()), float(low), float(high))
 

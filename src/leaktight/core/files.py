@@ -20,6 +20,17 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     replace_atomically(path, fill)
 
 
+def write_private(path: Path, content: bytes | str) -> None:
+    """Replace a file by one that its owner alone can read."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def fill(temporary: Path) -> None:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+
+    replace_atomically(path, fill)
+
+
 def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a file beside `path` (same suffix), then put it in place of `path` in one step."""
     try:

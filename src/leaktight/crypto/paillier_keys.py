@@ -4,8 +4,8 @@ Encryption is (1 + m n) h^(n r) mod n^2 with a short random r (Damgaard, Jurik a
 public key, and its powers come from a table. The result is a Paillier ciphertext like any other (generator n + 1):
 every implementation decrypts it with the same primes, and its ciphertexts decrypt here.
 
->>> keys = SecretKey.generate(256, rng=Rng(0), unsafe_small=True)
->>> one, two = keys.public.encrypt([20, 1], rng=Rng(1))
+>>> keys = SecretKey.generate(256, rng=Rng.fresh(), unsafe_small=True)
+>>> one, two = keys.public.encrypt([20, 1], rng=Rng.fresh())
 >>> keys.decrypt([keys.public.weighted_product([one, two], [2, 2])])
 [42]
 
@@ -227,7 +227,7 @@ def _draws(rng: Rng | None, bits: int) -> Iterator[int]:
         if rng is None:
             yield secrets.randbits(bits)
         else:
-            seed = rng.entropy(64).to_bytes(64, "big") + place.to_bytes(8, "big")
+            seed = rng.secret_bytes(64) + place.to_bytes(8, "big")
             yield int.from_bytes(hashlib.shake_256(b"leaktight paillier" + seed).digest(size), "big") >> spare
         place += 1
 

@@ -4,7 +4,7 @@ Every pair of clients agrees on a secret (X25519) and expands it to a mask; of a
 adds the mask and the other subtracts it, so that all masks cancel in the sum over all clients. Numbers are counted
 modulo 2^64, where a masked number is uniform whatever it hides.
 
->>> privates = {name: new_private_key(Rng(0).child(name)) for name in ("ann", "bob", "cyd")}
+>>> privates = {name: new_private_key(Rng.fresh().child(name)) for name in ("ann", "bob", "cyd")}
 >>> publics = {name: public_key(private) for name, private in privates.items()}
 >>> values = {"ann": [3, 10], "bob": [4, 20], "cyd": [5, 30]}
 >>> sent = {n: masked(values[n], n, privates[n], publics, label="ages") for n in values}
@@ -46,7 +46,7 @@ def new_private_key(rng: Rng | None = None) -> bytes:
     """
     if rng is None:
         return secrets.token_bytes(KEY_BYTES)
-    return rng.entropy(KEY_BYTES).to_bytes(KEY_BYTES, "big")
+    return rng.secret_bytes(KEY_BYTES)
 
 
 def public_key(private: bytes) -> bytes:

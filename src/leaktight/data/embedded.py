@@ -155,7 +155,7 @@ class Photos:
                 f"photos: expected {count} crops of {name!r} with enough contrast, got {len(places)}; "
                 "lower min_contrast, train_per_class or test_per_class"
             )
-        chosen = rng.numpy().choice(len(places), size=count, replace=False)
+        chosen = rng.public_numpy().choice(len(places), size=count, replace=False)
         return [Window(label, int(top), int(left), side) for top, left in places[chosen]]
 
     def _cut(self, photograph: Image.Image, window: Window) -> Tensor:

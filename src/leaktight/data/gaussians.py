@@ -47,7 +47,7 @@ class TwoGaussians(SplitSettings):
             ordered = centres[::-1] if self.opposed and place else centres
             for label, centre in enumerate(ordered):
                 count = self.examples // 2
-                generator = Rng(self.draw_seed).child("gaussians", name, label).torch()
+                generator = Rng(self.draw_seed).child("gaussians", name, label).public()
                 points.append(torch.tensor(centre) + std * torch.randn(count, 2, generator=generator))
                 targets.append(torch.full((count,), label))
                 groups.append(torch.full((count,), place))

@@ -153,7 +153,7 @@ class LrpShards(Counted):
                 f"{dataset.name}: expected {low} to {high} shards for {self.clients} clients with {self.min_shards} "
                 f"to {self.max_shards} each, got {len(shards)} of {self.shard_size} examples; {remedy}"
             )
-        draw = rng.numpy()
+        draw = rng.public_numpy()
         counts = np.full(self.clients, self.min_shards)
         for _ in range(len(shards) - low):
             counts[draw.choice(np.flatnonzero(counts < self.max_shards))] += 1
@@ -192,7 +192,7 @@ class Dirichlet(Counted):
         self, name: str, class_sizes: Sequence[int], rng: Rng
     ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         """How many examples of each class (rows) each client (columns) gets."""
-        draw = rng.numpy()
+        draw = rng.public_numpy()
         sizes = np.asarray(class_sizes)[:, None]
         for _ in range(_DIRICHLET_DRAWS):
             shares = draw.dirichlet(np.full(self.clients, self.alpha), size=len(sizes))
@@ -303,7 +303,7 @@ def _examples_of_classes(dataset: Dataset) -> list[Tensor]:
 
 
 def _shuffled(indices: Tensor, rng: Rng) -> Tensor:
-    return indices[torch.randperm(len(indices), generator=rng.torch())]
+    return indices[torch.randperm(len(indices), generator=rng.public())]
 
 
 def _client_names(count: int, labels: Sequence[str]) -> list[str]:

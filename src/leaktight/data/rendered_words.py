@@ -82,7 +82,7 @@ class RenderedWords(SplitSettings):
         for style in self.styles:
             renderer = Renderer(style, self.distortion)
             for index in range(count):
-                generator = Rng(self.draw_seed).child("rendered words", style, part, index).numpy()
+                generator = Rng(self.draw_seed).child("rendered words", style, part, index).public_numpy()
                 word = self._word(style, part, generator)
                 images[place] = torch.from_numpy(renderer(word, generator)).permute(2, 0, 1)
                 words.append(word)

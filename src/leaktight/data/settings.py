@@ -48,7 +48,7 @@ def stratified_split(strata: Tensor, test_share: float, rng: Rng) -> tuple[Tenso
     keys, sizes = torch.unique(strata, return_counts=True)
     quota = sizes.double() * (wanted / count)
     takes = quota.floor().long()
-    generator = rng.torch()
+    generator = rng.public()
     # A random order first and a stable sort after it: equal rests are settled by the seed, not by the class number.
     order = torch.randperm(len(keys), generator=generator)
     order = order[torch.argsort((quota - takes)[order], descending=True, stable=True)]

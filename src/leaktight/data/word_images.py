@@ -67,7 +67,7 @@ class WordSettings(SplitSettings, ABC):
         """Which of `count` words of a part are used, in order."""
         if self.max_words is None or count <= self.max_words:
             return list(range(count))
-        order = Rng(self.split_seed).child("words", part).numpy().permutation(count)
+        order = Rng(self.split_seed).child("words", part).public_numpy().permutation(count)
         return sorted(order[: self.max_words].tolist())
 
     def read_words(self, name: str, source: Path) -> Dataset:

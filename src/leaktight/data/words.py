@@ -214,7 +214,7 @@ class SynthText(WordSettings):
         found = _load_mat(content, tree.where(table), ("imnames", "wordBB", "txt"))
         names, boxes, texts = (found[key].ravel() for key in ("imnames", "wordBB", "txt"))
         items: list[WordImage] = []
-        for place in Rng(self.split_seed).child("photographs").numpy().permutation(len(names)):
+        for place in Rng(self.split_seed).child("photographs").public_numpy().permutation(len(names)):
             name = str(PurePosixPath(table).parent / _string(names[place]))
             items.extend(_words_of(tree.where(table), name, boxes[place], texts[place]))
             if self.max_words is not None and len(items) >= self.max_words:

@@ -136,8 +136,5 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
 
 def with_noise(tensors: Params, noise_std: float, *, rng: Rng) -> dict[str, Tensor]:
     """Independent Gaussian noise on every element."""
-    generator = rng.torch()
-    return {
-        name: tensor + noise_std * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
-        for name, tensor in tensors.items()
-    }
+    noise = rng.secret().normal_like(tensors)
+    return {name: tensor + noise_std * noise[name] for name, tensor in tensors.items()}

@@ -79,16 +79,15 @@ class GradDefense(Defense):
             sizes = [tensor.numel() for tensor in step.gradient.values()]
             bounds = slice_bounds(sizes, sensitivities(step, self.root_samples), self.num_slices)
             state = {**state, "bounds": list(bounds)}
-        generator = rng.torch()
-        chosen = torch.randperm(len(bounds) - 1, generator=generator)[: self.num_perturbed].sort().values.tolist()
+        stream = rng.secret()
+        chosen = stream.permutation(len(bounds) - 1)[: self.num_perturbed].sort().values.tolist()
         flat = torch.cat([tensor.reshape(-1) for tensor in step.gradient.values()])
         each = self._examples(step) if self.clip else None
         for place in chosen:
             part = slice(bounds[place], bounds[place + 1])
             if each is not None:
                 flat[part] = self._clipped(each[:, part], report)
-            noise = torch.randn(part.stop - part.start, generator=generator, dtype=flat.dtype)
-            flat[part] += self.noise_std * noise.to(flat.device)
+            flat[part] += self.noise_std * stream.normal_like({"": flat[part]})[""]
         report("fraction_noised", sum(bounds[place + 1] - bounds[place] for place in chosen) / len(flat))
         return unflattened(flat, step.gradient), state
 

@@ -77,7 +77,7 @@ class Lrp(Defense):
         return answers[question.kind](state, facts.client, rng, **question.payload)
 
     def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
-        draws = rng.numpy().uniform(1 - self.spread, 1 + self.spread, len(plan.learning_rates))
+        draws = 1 + self.spread * (2 * rng.secret().uniform(len(plan.learning_rates)) - 1)
         factor = self.rate_factor(state)
         rates = tuple(float(rate * factor * draw) for rate, draw in zip(plan.learning_rates, draws, strict=True))
         return replace(plan, learning_rates=rates, loss_scale=1.0), state

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leaktight.core.protocols import Report
 from leaktight.core.rng import Rng
+from leaktight.core.secret import SecretStream
 from leaktight.core.types import Params
 from leaktight.defenses.perturbation import At, Perturbation
 
@@ -46,7 +47,7 @@ class MinMaxSampling(Perturbation):
         if count == len(flat):
             report("threshold", 0.0)
             return tensors
-        kept, threshold = sample(flat, count, rng.torch())
+        kept, threshold = sample(flat, count, rng.secret())
         report("threshold", threshold)
         sent = torch.zeros_like(flat)
         sent[kept] = flat[kept]
@@ -60,11 +61,11 @@ class MinMaxSampling(Perturbation):
         }
 
 
-def sample(flat: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
+def sample(flat: Tensor, count: int, stream: SecretStream) -> tuple[Tensor, float]:
     """The places of the `count` kept entries, and C, the largest weight among the rest.
 
     Whether an entry is kept depends on C as if C were fixed: of the others, exactly `count` - 1 are above it.
     """
-    uniform = 1 - torch.rand(len(flat), generator=generator, dtype=flat.dtype)  # in (0, 1], never 0
+    uniform = 1 - torch.from_numpy(stream.uniform(len(flat)))  # in (0, 1], never 0
     weights, order = ((1 / uniform - 1) * flat.square()).topk(count + 1)
     return order[:count], float(weights[count])

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from leaktight.core.protocols import Report
 from leaktight.core.rng import Rng
+from leaktight.core.secret import SecretStream
 from leaktight.core.types import Params
 from leaktight.defenses.perturbation import Perturbation, require_non_negative
 from leaktight.models.source import require_choice
 
-
-def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
-
-
-def _laplace(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Laplace noise of variance 1: the difference of two exponentials, which is never infinite."""
-    both = torch.empty((2, *like.shape), dtype=like.dtype).exponential_(generator=generator)
-    return (both[0] - both[1]) / math.sqrt(2)
-
-
-_DRAWS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {"gaussian": _gaussian, "laplace": _laplace}
+_DRAWS: Mapping[str, Callable[[SecretStream, Params], Params]] = {
+    "gaussian": SecretStream.normal_like,
+    "laplace": SecretStream.laplace_like,
+}
 """How noise of mean 0 and variance 1 is drawn, by distribution."""
 
 
@@ -58,8 +47,5 @@ class AdditiveNoise(Perturbation):
         report("noise_std", self.noise_std)
         if not self.noise_std:
             return tensors
-        generator, draw = rng.torch(), _DRAWS[self.distribution]
-        return {
-            name: tensor + self.noise_std * draw(tensor, generator).to(tensor.device)
-            for name, tensor in tensors.items()
-        }
+        noise = _DRAWS[self.distribution](rng.secret(), tensors)
+        return {name: tensor + self.noise_std * noise[name] for name, tensor in tensors.items()}

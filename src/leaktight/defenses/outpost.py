@@ -71,7 +71,7 @@ class Outpost(Defense):
         iteration = self.iteration(step.index, steps, state.get("steps_per_epoch"))
         forced = iteration == 1 and self.variant == "paper"
         # A hash is a uniform number at a tenth of the price of a generator, and most steps need no more.
-        perturbed = forced or rng.child("coin").entropy(8) < 2**64 / (1 + self.decay * iteration)
+        perturbed = forced or _coin(rng) < 1 / (1 + self.decay * iteration)
         report("fraction_perturbed", float(perturbed))
         gradient = self._perturb(step, rng, report) if perturbed else step.gradient
         return gradient, {**state, "steps": steps}
@@ -114,7 +114,7 @@ class Outpost(Defense):
         self, flat: Numbers, tensors: Sequence[Tensor], places: Sequence[slice], stds: Numbers, rng: Rng
     ) -> Numbers:
         """Noise for the entries of high Fisher information, zeros for the others."""
-        noise: Numbers = torch.randn(len(flat), generator=rng.torch()).numpy()
+        noise: Numbers = rng.secret().normal(len(flat), np.float32)
         rows = [len(tensor) if tensor.ndim and self.fisher == "column" else 1 for tensor in tensors]
         squares = np.square(flat)
         fishers = [
@@ -143,6 +143,11 @@ def variances(flat: Numbers, places: Sequence[slice]) -> Numbers:
     squares = np.add.reduceat(np.square(flat), starts, dtype=np.float64)
     result: Numbers = np.maximum(squares - sums * sums / counts, 0) / np.maximum(counts - 1, 1)
     return result
+
+
+def _coin(rng: Rng) -> float:
+    """An even draw from [0, 1)."""
+    return int.from_bytes(rng.child("coin").secret_bytes(8), "big") / 2**64
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

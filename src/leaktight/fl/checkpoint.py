@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from leaktight.core.errors import CheckpointError
-from leaktight.core.files import write_atomically
+from leaktight.core.files import write_private
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 
@@ -14,8 +14,8 @@ VERSION = 2
 
 
 def save_checkpoint(path: Path, state: State) -> None:
-    """Store nested state (see `core.tensors.pack`)."""
-    write_atomically(path, pack({"version": VERSION, "state": state}))
+    """Store nested state (see `core.tensors.pack`), for its owner alone: clients' secrets may be part of it."""
+    write_private(path, pack({"version": VERSION, "state": state}))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from leaktight.core.errors import LeaktightError
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Question, Report, RoundPlan
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
@@ -199,7 +199,7 @@ class Client:
             plan, memory = trainer.defense.on_round(
                 plan, state["defense"], rng=rng.child("defense", "round"), report=meter
             )
-        with global_seed(rng.child("model")):
+        with secret_model(rng.child("model")):
             result = local_update(
                 trainer,
                 params,
@@ -284,7 +284,7 @@ class Client:
         if examples is None:
             raise LeaktightError(f"{self.name} has no test set; score on validation examples")
         params, buffers = _own(request.broadcast, state)
-        with global_seed(self.rng.child("score", request.broadcast.round)):
+        with secret_model(self.rng.child("score", request.broadcast.round)):
             return evaluate(trainer, params, buffers, examples)
 
     def _member(self, trainer: Trainer, params: Params, buffers: Params) -> Member:
@@ -296,7 +296,7 @@ class Client:
                 raise LeaktightError(
                     f"{self.name} has no {on} examples to score a model on; raise partition.validation"
                 )
-            with global_seed(self.rng.child("mean loss", on)):
+            with secret_model(self.rng.child("mean loss", on)):
                 return evaluate(trainer, {**model, **params}, {**statistics, **buffers}, examples).loss
 
         return Member(self.name, mean_loss)

@@ -199,7 +199,7 @@ class SealedCombined:
     def __call__(self, weights: Mapping[str, int], *, noise_std: float = 0.0, rng: Rng) -> State:
         clients = sorted(weights)
         count = self.vectors[clients[0]].count
-        noise = rng.numpy().normal(0.0, noise_std, count) if noise_std else None
+        noise = noise_std * rng.secret().normal(count) if noise_std else None
         try:
             mean = self.cipher.combine(
                 [self.vectors[client] for client in clients],

@@ -133,11 +133,8 @@ class PlainCombined:
     def __call__(self, weights: Mapping[str, int], *, noise_std: float = 0.0, rng: Rng) -> State:
         mean = weighted_mean({client: self.changes[client] for client in weights}, weights)
         if noise_std:
-            generator = rng.torch()
-            mean = {
-                name: tensor + noise_std * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-                for name, tensor in mean.items()
-            }
+            noise = rng.secret().normal_like(mean)
+            mean = {name: tensor + noise_std * noise[name] for name, tensor in mean.items()}
         return {"changes": mean}
 
 

@@ -58,6 +58,11 @@ class Federation:
             guard=self.guard,
         )
 
+    def keyed(self, key: bytes) -> Federation:
+        """The same federation, with this key as the root of all that protects its clients."""
+        server = replace(self.server, rng=self.server.rng.keyed(key))
+        return replace(self, server=server, rng=self.rng.keyed(key))
+
 
 @dataclass(frozen=True)
 class FederationState:

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import integer_weights
 
@@ -98,12 +96,13 @@ class NoisyFusion(Fusion):
         return self.update_norm
 
     def shares(self, clients: Sequence[str], *, rng: Rng) -> Shares:
-        draw = rng.numpy()
+        stream, (least, most) = rng.secret(), self.own
         result = {}
         for model in clients:
-            own = draw.uniform(*self.own) if len(clients) > 1 else 1.0
+            own = least + (most - least) * float(stream.uniform(1)[0]) if len(clients) > 1 else 1.0
             others = [name for name in clients if name != model]
-            dealt = (1 - own) * draw.dirichlet(np.ones(len(others))) if others else np.zeros(0)
+            parts = stream.exponential(len(others))  # over their sum: even over all ways to deal
+            dealt = (1 - own) * parts / parts.sum()
             result[model] = integer_weights(dict(zip([model, *others], [own, *dealt], strict=True)), self.scale)
         return result
 

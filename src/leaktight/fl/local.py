@@ -182,13 +182,13 @@ def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[
             f"expected batch_size <= the client's examples, got batch_size {local.batch_size} > {num_examples}; "
             "lower local.batch_size or give clients more data"
         )
-    generator = rng.torch()
+    stream = rng.secret()
     used = num_examples if local.samples is None else min(local.samples, num_examples)
-    chosen = torch.randperm(num_examples, generator=generator)[:used]
+    chosen = stream.permutation(num_examples)[:used]
     steps: list[Tensor] = []
     num_steps = local.num_steps(num_examples)
     while len(steps) < num_steps:
-        order = torch.randperm(used, generator=generator)
+        order = stream.permutation(used)
         steps.extend(torch.split(order, local.batch_size)[: local.steps_per_epoch(num_examples)])
     return chosen, steps[:num_steps]
 

@@ -243,7 +243,7 @@ def draw_clients(server: Server, round_index: int) -> list[str]:
         return sorted(server.drawn)
     if server.plan.per_round is None:
         return names
-    order = torch.randperm(len(names), generator=server.rng.child("round", round_index, "draw").torch())
+    order = torch.randperm(len(names), generator=server.rng.child("round", round_index, "draw").public())
     return sorted(names[place] for place in order[: server.plan.per_round].tolist())
 
 

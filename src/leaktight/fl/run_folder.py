@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from typing import Any
 
 import filelock
 
-from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.files import write_atomically
+from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
+from leaktight.core.files import write_atomically, write_private
+from leaktight.core.rng import parse_key
+from leaktight.core.secret import KEY_BYTES
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -43,6 +46,21 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def secret(self) -> Path:
+        return self.path / "secret.key"
+
+    @property
+    def key(self) -> bytes:
+        """The root of all that protects clients in this run: noise, masks, keys, the order of batches."""
+        try:
+            return parse_key(self.secret.read_text().strip())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.path} has no readable secret.key, from which its clients draw; restore the file, or choose "
+                "another --out and start anew"
+            ) from error
+
+    @property
     def started(self) -> bool:
         return self.config.exists()
 
@@ -51,8 +69,11 @@ class RunFolder:
 
 
 @contextmanager
-def open_run(path: Path, config_text: str, *, resume: bool) -> Iterator[RunFolder]:
-    """Create a run's folder, or open one to go on with it; refuse a folder that another process writes to."""
+def open_run(path: Path, config_text: str, *, resume: bool, key: bytes | None = None) -> Iterator[RunFolder]:
+    """Create a run's folder, or open one to go on with it; refuse a folder that another process writes to.
+
+    key: from which the run's clients draw what protects them; fresh unless an experiment is to be replayed.
+    """
     folder = RunFolder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -70,7 +91,10 @@ def open_run(path: Path, config_text: str, *, resume: bool) -> Iterator[RunFolde
                 f"{path} holds a run with other settings ({_first_difference(held, config_text)}); "
                 "resume it with the same settings, or choose another --out"
             )
+        if folder.started and key not in (None, folder.key):
+            raise UsageError(f"{path} holds a run with another secret_seed; leave it out, or choose another --out")
         if not folder.started:
+            write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
             write_atomically(path / "environment.json", json.dumps(environment(), indent=1))
             write_atomically(folder.config, config_text)
         yield folder

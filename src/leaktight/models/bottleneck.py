@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import Rng, drawn_like, global_seed
 from leaktight.core.tasks import Penalised
 from leaktight.models.surgery import final_linear
 
@@ -18,7 +17,8 @@ from leaktight.models.surgery import final_linear
 class VariationalBottleneck(nn.Module):
     """Encodes features (N, ..., F) as normal distributions, draws from them, and decodes what was drawn to (N, ..., F).
 
-    The noise comes from PyTorch's global generator, in training and in evaluation. `take_divergence` gives how far the
+    The noise comes from the client's secret stream (`core.rng.secret_model`), in training and in evaluation.
+    `take_divergence` gives how far the
     distributions of the last call are from N(0, 1): (N,), in bits.
     """
 
@@ -38,7 +38,7 @@ class VariationalBottleneck(nn.Module):
 
     def draw(self, like: Tensor) -> Tensor:
         """The noise of one call."""
-        return torch.randn_like(like)
+        return drawn_like(like)
 
     def take_divergence(self) -> Tensor:
         """The divergence of the last call, once: a tensor that stays behind would keep its graph alive."""

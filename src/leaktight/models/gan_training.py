@@ -94,7 +94,7 @@ class _Duel:
             if settings.kind == "dcgan":
                 _redraw(self.generator, self.critic)
         self.mean.load_state_dict(self.generator.state_dict())
-        self.draws = rng.child("latents").torch()
+        self.draws = rng.child("latents").public()
         betas = (0.5, 0.999) if settings.kind == "dcgan" else (0.0, 0.9)
         self.optimizers = {
             network: torch.optim.Adam(network.parameters(), settings.learning_rate, betas)
@@ -104,7 +104,7 @@ class _Duel:
     def run(self, images: Tensor, watch: Watch) -> nn.Module:
         size = min(self.settings.batch_size, len(images))
         for epoch in range(self.settings.num_epochs(len(images))):
-            order = torch.randperm(len(images), generator=self.rng.child("epoch", epoch).torch())
+            order = torch.randperm(len(images), generator=self.rng.child("epoch", epoch).public())
             losses = [
                 _GAMES[self.settings.kind](self, images[places].float() / 127.5 - 1, number)
                 for number, places in enumerate(order.split(size))

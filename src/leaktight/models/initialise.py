@@ -44,7 +44,7 @@ def initialise_wide(model: nn.Module, rng: Rng) -> None:
     """Overwrite every parameter of `model` with U(-0.5, 0.5): weights and biases, and the scales and shifts of batch
     norm too, as GRNN does. Large weights keep sigmoids from flattening the gradient, so DLG and its kin converge.
     """
-    generator = rng.torch()
+    generator = rng.public()
     with torch.no_grad():
         for parameter in model.parameters():
             drawn = torch.rand(parameter.shape, generator=generator) * (2 * WIDE) - WIDE
@@ -53,7 +53,7 @@ def initialise_wide(model: nn.Module, rng: Rng) -> None:
 
 def initialise_kaiming(model: nn.Module, rng: Rng) -> None:
     """Overwrite the weights of convolutions and linear layers with He's N(0, 2 / inputs), their biases with 0."""
-    generator = rng.torch()
+    generator = rng.public()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leaktight.core.errors import ModelError
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import Rng, secret_model
 from leaktight.models.surgery import ConvBlock, conv_bn_blocks
 
 Blocks: TypeAlias = Literal["first", "all"]
@@ -92,7 +93,7 @@ def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified:
 
     One key from U(0, 1) serves all locks; their weights are drawn as PyTorch does.
     """
-    drawn = torch.rand(key_length, generator=rng.child("key").torch())
+    drawn = torch.from_numpy(rng.child("key").secret().uniform(key_length, np.float32))
     names = []
     for block in _chosen(model, blocks):
         if block.norm is None or (norm := _batch_norm(model, block.norm)).affine:
@@ -102,7 +103,7 @@ def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified:
             )
         weight = model.get_submodule(block.conv).get_parameter("weight")
         key = drawn.to(weight.device, weight.dtype, copy=True)
-        with global_seed(rng.child(LOCK, block.norm)):
+        with secret_model(rng.child(LOCK, block.norm)):
             _follow(norm, LOCK, KeyLock(norm.num_features, key, rectified=rectified))
         names.append(block.norm)
     return names

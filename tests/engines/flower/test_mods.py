@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engines.flower.grids import LocalGrid, nodes
+from tests.seeds import replayed
 from torch import nn
 from typer.testing import CliRunner
 
@@ -182,13 +183,13 @@ def arrays(message: Message) -> dict[str, torch.Tensor]:
     return found
 
 
-INPUTS, TARGETS = torch.rand(4, 6, generator=Rng(1).torch()), torch.tensor([0, 1, 2, 0])
+INPUTS, TARGETS = torch.rand(4, 6, generator=replayed(1).public()), torch.tensor([0, 1, 2, 0])
 
 
 def network() -> nn.Module:
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     for parameter in net.parameters():
-        nn.init.normal_(parameter, generator=Rng(2).torch())
+        nn.init.normal_(parameter, generator=replayed(2).public())
     return net
 
 
@@ -246,7 +247,7 @@ def by_hand(defense: Defense, steps: int, rng: Rng) -> dict[str, torch.Tensor]:
     ids=lambda defense: type(defense).__name__,
 )
 def test_every_step_of_the_users_loop_is_defended(defense: Defense) -> None:
-    rng = Rng(5)
+    rng = replayed(5)
     sent = arrays(reply_to(make_app(defense_mod(defense, rng=rng)), network()))
     expected = by_hand(defense, 2, rng)
     for name, tensor in expected.items():
@@ -272,10 +273,10 @@ def test_moments_are_private_and_outlive_the_node(tmp_path: Path) -> None:
         changes.append({name: after[name] - tensor for name, tensor in net.state_dict().items()})
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    plain, (_, state) = by_hand(Defense(), 1, Rng(0)), defense.start(network(), None, rng=Rng(0))  # type: ignore[arg-type]
+    plain, (_, state) = by_hand(Defense(), 1, replayed(0)), defense.start(network(), None, rng=replayed(0))  # type: ignore[arg-type]
     update = Update({name: plain[name] - tensor for name, tensor in network().state_dict().items()}, "delta")
     for change in changes:
-        expected, state = defense.on_update(update, state, rng=Rng(0), report=lambda name, value: None)
+        expected, state = defense.on_update(update, state, rng=replayed(0), report=lambda name, value: None)
         for name, tensor in expected.tensors.items():
             torch.testing.assert_close(change[name], tensor, rtol=1e-4, atol=1e-5)
     other = make_app(defense_mod(AdaDefense(beta1=0.5), server_side=True), steps=1)
@@ -349,8 +350,8 @@ def test_an_error_in_a_step_is_not_swallowed_by_the_loop() -> None:
 
 
 def test_a_defense_of_the_update_needs_no_optimiser_and_other_messages_pass() -> None:
-    app = make_app(defense_mod(AdditiveNoise(noise_std=0.1, at="update"), rng=Rng(4)), bare=True)
-    noisy, plain = arrays(reply_to(app, network())), by_hand(Defense(), 2, Rng(0))
+    app = make_app(defense_mod(AdditiveNoise(noise_std=0.1, at="update"), rng=replayed(4)), bare=True)
+    noisy, plain = arrays(reply_to(app, network())), by_hand(Defense(), 2, replayed(0))
     noise = torch.cat([(noisy[name] - plain[name]).flatten() for name in plain])
     assert 0.05 < float(noise.std()) < 0.2
     message = Message(RecordDict({"arrays": ArrayRecord(network().state_dict())}), 7, "evaluate")

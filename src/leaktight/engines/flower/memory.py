@@ -9,7 +9,6 @@ could compare two answers under the same noise.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from leaktight.core.errors import CheckpointError, LeaktightError
-from leaktight.core.files import replace_atomically
+from leaktight.core.files import write_private
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
@@ -88,16 +87,6 @@ def memory_path(folder: Path | None, run: str, client: str) -> Path | None:
     if folder is None:
         return None
     return folder / f"{client}-{_short(run)}.state"
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file by one that its owner alone can read."""
-
-    def fill(temporary: Path) -> None:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-
-    replace_atomically(path, fill)
 
 
 def _key(run: str) -> str:

@@ -14,8 +14,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from leaktight.core.files import write_private
 from leaktight.engines.flower.arrays import tensors_of, unnamed
-from leaktight.engines.flower.memory import write_private
 from leaktight.engines.flower.messages import read_reply, read_request
 from leaktight.fl.client import Train, Trained
 

@@ -9,9 +9,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message
 
 from leaktight.core.errors import CheckpointError
+from leaktight.core.files import write_private
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
-from leaktight.engines.flower.memory import write_private
 
 LOG = logging.getLogger("leaktight.flower")
 
