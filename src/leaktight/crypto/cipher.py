@@ -32,7 +32,7 @@ class CiphertextError(CipherError):
 
 
 class QuantiserOverflowError(CipherError):
-    """A value beyond the range that was agreed on for encryption."""
+    """A value, or noise, beyond the range that was agreed on for encryption."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,18 @@ class Cipher(ABC):
     """A homomorphic cipher for vectors of bounded numbers.
 
     bound: the largest absolute value that can be encrypted. A client whose update exceeds it cannot take part: nothing
-    is cut off in silence.
+    is cut off in silence. noise_bound: the largest absolute noise that a mean has room for; 0: none can be added.
+    Encrypted aggregation finds it from its fusion.
     """
 
     bound: float = 1.0
+    noise_bound: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.bound < math.inf:
             raise ValueError(f"expected bound > 0, got {self.bound}")
+        if not 0 <= self.noise_bound < math.inf:
+            raise ValueError(f"expected noise_bound >= 0, got {self.noise_bound}")
 
     @property
     @abstractmethod
@@ -110,6 +114,10 @@ class Cipher(ABC):
     @abstractmethod
     def most_weight(self) -> int:
         """The largest sum of integer weights that fits."""
+
+    @abstractmethod
+    def finest_noise(self, weight: int) -> float:
+        """The least standard deviation of noise on a mean of this weight that rounding changes by less than 1 %."""
 
     @abstractmethod
     def new_keys(self, rng: Rng | None = None) -> Keys:
@@ -123,7 +131,7 @@ class Cipher(ABC):
     def combine(
         self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Values | None = None
     ) -> Sealed:
-        """The encrypted weighted mean of encrypted vectors, plus plain noise (d,), if any."""
+        """The encrypted weighted mean of encrypted vectors, plus plain noise (d,) within `noise_bound`, if any."""
 
     @abstractmethod
     def decrypt(self, sealed: Sealed, secret: bytes) -> Values:
@@ -136,6 +144,17 @@ class Cipher(ABC):
             raise QuantiserOverflowError(
                 f"expected values within ±{self.bound:g}, got {largest:g}; raise the cipher's bound, clip updates, "
                 "or lower local.learning_rate"
+            )
+
+    def check_noise(self, noise: Values, count: int) -> None:
+        """Raise unless this is noise for so many values and the cipher has room for all of it."""
+        if noise.shape != (count,):
+            raise CipherError(f"expected noise for {count} values, got noise of shape {noise.shape}")
+        largest = float(np.abs(noise).max(initial=0.0))
+        if not largest <= self.noise_bound:
+            raise QuantiserOverflowError(
+                f"expected noise within ±{self.noise_bound:g}, got {largest:g}; raise the cipher's noise_bound, "
+                "or add less noise"
             )
 
     def check_alike(self, vectors: Sequence[Sealed], weights: Sequence[int], key: str) -> None:

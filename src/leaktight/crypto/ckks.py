@@ -17,7 +17,8 @@ from leaktight.crypto.cipher import Cipher, CiphertextError, Keys, Sealed, Value
 
 _MODULI = {8192: (60, 40, 60), 16384: (60, 40, 40, 60)}
 _SCALE_BITS = 40
-_MARGIN = 1.1  # of the bound, for the mean and for noise; a damaged ciphertext gives numbers far beyond
+_ROOM = 2.0**18  # bounds that a sum may reach: 60 bits are left of the modulus, 40 are the scale's; 2^20 wraps round
+_MARGIN = 1.1  # of what a mean and its noise can reach; a damaged ciphertext gives numbers far beyond
 _TAG = 16  # bytes of the public key's hash in front of a secret key
 
 
@@ -42,6 +43,11 @@ class Ckks(Cipher):
         super().__post_init__()
         if self.ring not in _MODULI:
             raise ValueError(f"expected ring to be one of {', '.join(map(str, _MODULI))}, got {self.ring}")
+        if self.bound + self.noise_bound > _ROOM * self.bound:
+            raise ValueError(
+                f"expected noise of at most {_ROOM:g} times the bound, got {self.noise_bound / self.bound:g}; "
+                "raise bound or lower noise"
+            )
 
     @property
     def resolution(self) -> float:
@@ -51,6 +57,10 @@ class Ckks(Cipher):
     @property
     def most_weight(self) -> int:
         return 1 << 20
+
+    def finest_noise(self, weight: int) -> float:
+        """The resolution, ten times what the encryption's own error can be."""
+        return self.resolution
 
     def new_keys(self, rng: Rng | None = None) -> Keys:
         sealing = _tenseal()
@@ -75,7 +85,9 @@ class Ckks(Cipher):
         self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Values | None = None
     ) -> Sealed:
         self.check_alike(vectors, weights, _fingerprint(public))
-        context, count = _context(public), vectors[0].count
+        context, count, size = _context(public), vectors[0].count, self.ring // 2
+        if noise is not None:
+            self.check_noise(noise, count)
         total = sum(own * vector.weight for own, vector in zip(weights, vectors, strict=True))
         shares = [own * vector.weight / total for own, vector in zip(weights, vectors, strict=True)]
         rows = [self._parted(vector, context) for vector in vectors]
@@ -84,9 +96,7 @@ class Ckks(Cipher):
             terms = [cipher * share for cipher, share in zip(column, shares, strict=True) if share]
             mean = sum(terms[1:], terms[0])
             if noise is not None:
-                size = self.ring // 2
-                part = np.clip(noise[place * size : (place + 1) * size] / self.bound, -1, 1)
-                mean = mean + part.tolist()
+                mean = mean + (noise[place * size : (place + 1) * size] / self.bound).tolist()
             sums.append(mean.serialize())
         return Sealed(type(self).__name__, self.form, vectors[0].key, count, total, noise is not None, _joined(sums))
 
@@ -95,7 +105,8 @@ class Ckks(Cipher):
         context = _context(secret[_TAG:])
         parts = [cipher.decrypt() for cipher in self._parted(sealed, context)]
         values: Values = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts]) * self.bound
-        if len(values) != sealed.count or not float(np.abs(values).max()) < 2 * _MARGIN * self.bound:
+        most = self.bound + (self.noise_bound if sealed.noisy else 0.0)
+        if len(values) != sealed.count or not float(np.abs(values).max()) < _MARGIN * most:
             raise CiphertextError(
                 f"expected {sealed.count} values within the bound, got others: the ciphertext is damaged"
             )

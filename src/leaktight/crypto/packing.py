@@ -1,9 +1,10 @@
 """Many bounded numbers in one large integer, so that adding the integers adds all the numbers.
 
 A value v in [-bound, bound] becomes a whole number from 0 to 2 L: round(v L / bound) + L, L = 2^(value_bits - 1) - 1.
-Each takes a slot of the integer, wide enough for the largest weighted sum, so that no slot runs over into the next.
+Each takes a slot of the integer, wide enough for the largest weighted sum and for the noise that may be added to it, so
+that no slot runs over into the next.
 
->>> shape = Slots(value_bits=8, weight_bits=3, bound=1.0, capacity=64)
+>>> shape = Slots(value_bits=8, weight_bits=3, bound=1.0, noise_bound=0.0, capacity=64)
 >>> integers = shape.pack(shape.quantise(np.array([0.5, -1.0, 1.0])))
 >>> shape.values(shape.unpack([3 * integer for integer in integers], 3), weight=3).round(2).tolist()
 [0.5, -1.0, 1.0]
@@ -11,6 +12,7 @@ Each takes a slot of the integer, wide enough for the largest weighted sum, so t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,19 +29,20 @@ _CHUNK = 2048  # integers packed at a time; the bits of each are laid out one to
 class Slots:
     """How values lie in integers of `capacity` bits.
 
-    value_bits: of one quantised value. weight_bits: the integer weights of a sum may add up to 2^weight_bits. One more
-    bit of each slot is for noise as large as the bound.
+    value_bits: of one quantised value. weight_bits: the integer weights of a sum may add up to 2^weight_bits.
+    noise_bound: the largest absolute noise that may be added to a mean; 0: none.
     """
 
     value_bits: int
     weight_bits: int
     bound: float
+    noise_bound: float
     capacity: int
 
     @property
     def width(self) -> int:
-        """Bits of a slot: the largest content is (2 L + 2 L) 2^weight_bits < 2^width."""
-        return self.value_bits + self.weight_bits + 1
+        """Bits of a slot: the largest content is (2 L + 2 M) 2^weight_bits < 2^width, M the level of the noise."""
+        return ((self.top + self.noise_top) << (self.weight_bits + 1)).bit_length()
 
     @property
     def per_integer(self) -> int:
@@ -49,6 +52,11 @@ class Slots:
     def top(self) -> int:
         """L, the level of the bound."""
         return (1 << (self.value_bits - 1)) - 1
+
+    @property
+    def noise_top(self) -> int:
+        """M, a level that no noise reaches: one above that of its bound, because products of floats are rounded."""
+        return math.ceil(self.noise_bound / self.step) + 1 if self.noise_bound else 0
 
     @property
     def step(self) -> float:
@@ -64,14 +72,13 @@ class Slots:
         return levels
 
     def noise_levels(self, noise: Values, weight: int) -> Levels:
-        """Noise on a mean as levels of a sum with this weight, shifted to start at 0; cut off at the bound."""
-        most = weight * self.top
-        levels: Levels = np.clip(np.rint(noise * (most / self.bound)), -most, most).astype(np.int64) + most
+        """Noise within its bound on a mean, as levels of a sum with this weight, shifted to start at 0."""
+        levels: Levels = np.rint(noise * (weight / self.step)).astype(np.int64) + weight * self.noise_top
         return levels
 
     def values(self, sums: Levels, *, weight: int, noisy: bool = False) -> Values:
         """The means behind sums of levels; a sum that no values could give is an error."""
-        most = weight * self.top * (4 if noisy else 2)
+        most = 2 * weight * (self.top + (self.noise_top if noisy else 0))
         if len(sums) and not (int(sums.min()) >= 0 and int(sums.max()) <= most):
             raise CiphertextError(
                 "decryption gave values out of range: the ciphertext was damaged or not made by this protocol"

@@ -12,6 +12,8 @@ from leaktight.crypto.cipher import Cipher, Keys, Sealed, Values, WrongKeyError
 from leaktight.crypto.packing import Slots
 from leaktight.crypto.paillier_keys import LEAST_BITS, PublicKey, SecretKey
 
+_MOST_WIDTH = 62  # bits of a slot: sums are counted in int64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paillier(Cipher):
@@ -19,8 +21,8 @@ class Paillier(Cipher):
 
     key_bits: of n; 2048 is the least, 3072 is meant to last. value_bits: of a quantised value: the step is
     bound / (2^(value_bits - 1) - 1), and a mean is off by at most half of it. weight_bits: integer weights of a sum may
-    add up to 2^weight_bits. One slot takes value_bits + weight_bits + 1 bits of a plaintext of key_bits - 1.
-    unsafe_small: permits keys that can be broken, for tests.
+    add up to 2^weight_bits. One slot takes value_bits + weight_bits bits of a plaintext of key_bits - 1, and with noise
+    about log2(1 + noise_bound / bound) more. unsafe_small: permits keys that can be broken, for tests.
 
     Reference: Paillier 1999; with precomputed powers as in Damgaard, Jurik and Nielsen 2010.
     Differs from the paper: the thesis on FedBoosting encrypts value by value, scaled by 1e32; its code under 128 bits.
@@ -35,17 +37,22 @@ class Paillier(Cipher):
         super().__post_init__()
         if self.key_bits % 2 or self.key_bits < (64 if self.unsafe_small else LEAST_BITS):
             raise ValueError(f"expected an even key_bits of at least {LEAST_BITS}, got {self.key_bits}")
-        if self.value_bits < 2 or self.weight_bits < 1 or self.value_bits + self.weight_bits > 62:
+        if not 2 <= self.value_bits <= 52 or self.weight_bits < 1:
             raise ValueError(
-                "expected value_bits >= 2, weight_bits >= 1 and at most 62 for both, "
-                f"got {self.value_bits} and {self.weight_bits}"
+                f"expected value_bits in 2..52 and weight_bits >= 1, got {self.value_bits} and {self.weight_bits}"
+            )
+        if self.slots.width > _MOST_WIDTH:
+            raise ValueError(
+                f"expected values, weights and noise to take at most {_MOST_WIDTH} bits together, got "
+                f"{self.slots.width}; lower value_bits ({self.value_bits}), weight_bits ({self.weight_bits}) "
+                f"or noise ({self.noise_bound / self.bound:g} times the bound)"
             )
         if not self.slots.per_integer:
             raise ValueError(f"expected key_bits above {self.slots.width}, the bits of a slot, got {self.key_bits}")
 
     @property
     def slots(self) -> Slots:
-        return Slots(self.value_bits, self.weight_bits, self.bound, self.key_bits - 1)
+        return Slots(self.value_bits, self.weight_bits, self.bound, self.noise_bound, self.key_bits - 1)
 
     @property
     def resolution(self) -> float:
@@ -54,6 +61,10 @@ class Paillier(Cipher):
     @property
     def most_weight(self) -> int:
         return 1 << self.weight_bits
+
+    def finest_noise(self, weight: int) -> float:
+        """Four steps of a sum: rounding to whole ones adds a twelfth to a variance of 16."""
+        return 4 * self.slots.step / weight
 
     def new_keys(self, rng: Rng | None = None) -> Keys:
         key = SecretKey.generate(self.key_bits, rng=rng, unsafe_small=self.unsafe_small)
@@ -72,6 +83,8 @@ class Paillier(Cipher):
         key = self._public(public)
         self.check_alike(vectors, weights, key.fingerprint)
         count = vectors[0].count
+        if noise is not None:
+            self.check_noise(noise, count)
         columns = zip(*(key.part(vector.body, self.slots.num_integers(count)) for vector in vectors), strict=True)
         ciphers = [key.weighted_product(column, weights) for column in columns]
         weight = sum(own * vector.weight for own, vector in zip(weights, vectors, strict=True))

@@ -13,6 +13,8 @@ from leaktight.crypto.cipher import integer_weights
 Shares = Mapping[str, Mapping[str, int]]
 """For each client's mixture, the integer weight of every client's update in it; all mixtures have the same sum."""
 
+_ROUNDING = 2**-22  # of float32, in which clients shorten updates: none may come out longer than noise is made for
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion(ABC):
@@ -36,6 +38,10 @@ class Fusion(ABC):
     def noise_std(self, shares: Shares) -> float:
         """The standard deviation of the noise on every value of every mixture."""
         return 0.0
+
+    def noise_range(self, clients: int) -> tuple[float, float]:
+        """Between which two numbers `noise_std` lies, whatever is drawn, in rounds of 2 to so many clients."""
+        return 0.0, 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,7 @@ class NoisyFusion(Fusion):
 
     @property
     def clip_norm(self) -> float | None:
-        return self.update_norm
+        return self.update_norm * (1 - _ROUNDING)
 
     def shares(self, clients: Sequence[str], *, rng: Rng) -> Shares:
         stream, (least, most) = rng.secret(), self.own
@@ -111,6 +117,14 @@ class NoisyFusion(Fusion):
         clients = next(iter(shares.values()))
         columns = [math.hypot(*(row[name] / self.scale for row in shares.values())) for name in clients]
         return self.noise_multiplier * 2 * self.update_norm * max(columns)
+
+    def noise_range(self, clients: int) -> tuple[float, float]:
+        """From what a client's own mixture moves alone, to what others move who give it all that they give away."""
+        rounding = 1 / self.scale
+        other = min(1.0, 1 - self.own[0] + rounding)
+        largest = math.hypot(1.0, other * math.sqrt(clients - 1))
+        moved = self.noise_multiplier * 2 * self.update_norm
+        return moved * (self.own[0] - rounding), moved * largest
 
     def epsilon(self, rounds: int, delta: float) -> float:
         """Of (epsilon, delta) differential privacy of the mixtures of so many rounds, one client replaced.
