@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import attacks, defenses, engine, flower, paillier
+from bench import attacks, defenses, engine, flower, paillier, secret
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
@@ -14,6 +14,7 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "defenses": lambda plots: defenses.main(),
     "flower": lambda plots: flower.main(),
     "paillier": lambda plots: paillier.main(),
+    "secret": lambda plots: secret.main(),
 }
 
 if __name__ == "__main__":

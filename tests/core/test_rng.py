@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaktight.core.rng import Rng, global_seed
+from leaktight.core.rng import NoSecretsError, Rng, global_seed
+from leaktight.core.secret import SecretStream
 
 PATHS = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4)
 
@@ -31,6 +33,27 @@ def test_streams_are_stable_across_versions() -> None:
 
 def test_fresh_roots_differ() -> None:
     assert Rng.fresh() != Rng.fresh()
+
+
+def test_who_is_told_the_bytes_of_a_place_cannot_compute_its_stream() -> None:
+    place = Rng(7, key=bytes(32)).child("client", 3)
+    assert SecretStream(place.secret_bytes()).bytes(32) != place.secret().bytes(32)
+    assert place.secret_bytes(8) not in place.secret_bytes(32)
+
+
+def test_secrets_hang_on_the_key_and_the_path_and_not_on_the_seed() -> None:
+    place = Rng(7, ("client", 3), bytes(32))
+    assert Rng(8, place.path, place.key).secret_bytes() == place.secret_bytes()
+    assert place.keyed(b"1" * 32).secret_bytes() != place.secret_bytes()
+    assert place.child("round").secret_bytes() != place.secret_bytes()
+
+
+def test_a_detached_tree_has_no_secrets_and_hides_its_key() -> None:
+    place = Rng(7, key=b"key " * 8).child("attack")
+    assert "key" not in repr(place)
+    with pytest.raises(NoSecretsError, match="secret key"):
+        place.detached().secret()
+    assert place.detached().public().initial_seed() != place.public().initial_seed()
 
 
 def test_global_seed_restores_the_generator() -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,8 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.secret import KEY_BYTES, SecretStream
 
 _TYPE_TAG = {int: b"i", str: b"s"}
-_PURPOSE = b"leaktight secret"  # 16 bytes, the most that BLAKE2b takes
+_BYTES = b"leaktight secret"  # 16 bytes, the most that BLAKE2b takes
+_STREAM = b"leaktight stream"  # another, so that who is told a place's bytes cannot compute its stream
 
 
 class NoSecretsError(LeaktightError):
@@ -64,8 +65,13 @@ class Rng:
         """The same place in a tree with this secret key."""
         return Rng(self.seed, self.path, key)
 
+    def apart(self) -> Rng:
+        """The same place under a key of its own: who holds it can compute the secrets below it and no others."""
+        return self if self.key is None else self.keyed(self.child("apart").secret_bytes())
+
     def detached(self) -> Rng:
-        """A tree of its own with no key, from which nothing of this one can be computed: what an attack is given."""
+        """A tree of its own with no key: what an attack is given. No secret can be computed from it, nor, unless the
+        seed is guessed, any other stream of this tree."""
         return Rng(self.entropy())
 
     def entropy(self, num_bytes: int = 32) -> int:
@@ -79,16 +85,19 @@ class Rng:
         return np.random.default_rng(self.entropy())
 
     def secret(self) -> SecretStream:
-        return SecretStream(self.secret_bytes())
+        return SecretStream(self._derived(KEY_BYTES, _STREAM))
 
     def secret_bytes(self, num_bytes: int = KEY_BYTES) -> bytes:
         """Up to 64 bytes that depend on the key and on the whole path; a cheap draw where few are needed."""
+        return self._derived(num_bytes, _BYTES)
+
+    def _derived(self, num_bytes: int, purpose: bytes) -> bytes:
         if self.key is None:
             raise NoSecretsError(
                 "expected a tree of random streams with a secret key, got one without; "
                 "give the federation its key, or use Rng.fresh()"
             )
-        return _hashed(self.path, hashlib.blake2b(digest_size=num_bytes, key=self.key, person=_PURPOSE))
+        return _hashed(self.path, hashlib.blake2b(digest_size=num_bytes, key=self.key, person=purpose))
 
 
 def _hashed(parts: tuple[int | str, ...], digest: hashlib.blake2b) -> bytes:
@@ -124,22 +133,39 @@ def global_seed(rng: Rng) -> Iterator[None]:
 _model_stream: ContextVar[SecretStream | None] = ContextVar("model_stream", default=None)
 
 
-@contextmanager
-def secret_model(rng: Rng) -> Iterator[None]:
-    """Run a network whose random layers protect a client.
+class ModelSecrets:
+    """What the random layers of a network draw while it works for a client, over as many passes as there are.
 
     `drawn_like` takes its noise from the secret stream. What draws from PyTorch's global generator (dropout, the
     initial weights of a private layer) meets one whose whole state, 19,968 bits, is secret: nobody can try all of them.
     The generator itself is not a cryptographic one: who knows many of its numbers can compute the others.
     """
-    stream = rng.secret()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(_mersenne_state(stream))
-        token = _model_stream.set(stream)
-        try:
-            yield
-        finally:
-            _model_stream.reset(token)
+
+    def __init__(self, rng: Rng) -> None:
+        self._stream = rng.secret()
+        self._state = _mersenne_state(self._stream)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Run a network that draws from here, going on where the last pass ended."""
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._state)
+            token = _model_stream.set(self._stream)
+            try:
+                yield
+            finally:
+                _model_stream.reset(token)
+                self._state = torch.get_rng_state()
+
+
+def secret_model(rng: Rng) -> AbstractContextManager[None]:
+    """Run a network whose random layers protect a client; see `ModelSecrets`."""
+    return ModelSecrets(rng).drawing()
+
+
+def draws_secrets() -> bool:
+    """Whether networks that run here draw from a client's secrets."""
+    return _model_stream.get() is not None
 
 
 def drawn_like(like: Tensor) -> Tensor:
@@ -147,7 +173,7 @@ def drawn_like(like: Tensor) -> Tensor:
 
     Inside `secret_model` it comes from the secret stream, elsewhere from PyTorch's global generator.
     """
-    if _model_stream.get() is None:
+    if not draws_secrets():
         return torch.randn_like(like)
     noise: Tensor = _SecretNoise.apply(like)  # type: ignore[no-untyped-call]
     return noise
