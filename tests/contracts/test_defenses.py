@@ -45,9 +45,10 @@ from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
-from leaktight.fl.client import Client, ClientRound, Train
+from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import assemble
 from leaktight.fl.local import Trainer
+from leaktight.fl.messages import Train
 from leaktight.fl.protocol import FederationPlan, RoundOutcome, why_malformed
 from leaktight.fl.wire import decode, encode
 from leaktight.models import MODELS, build_model
@@ -116,11 +117,11 @@ def plain_network() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
-def make_client(defense: Defense, name: str = "a", seed: int = 0) -> Client:
+def make_client(defense: Defense, name: str = "a", seed: int = 0, model: nn.Module | None = None) -> Client:
     generator = replayed(len(name)).child(name).public()
     images = torch.randint(256, (12, 3, 4, 4), generator=generator, dtype=torch.uint8)
     examples = Examples(images, torch.arange(12) % 3)
-    shared = defense.prepare(plain_network(), rng=replayed(1))
+    shared = defense.prepare(model or plain_network(), rng=replayed(1))
     return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), replayed(seed))
 
 
@@ -279,7 +280,7 @@ def test_an_update_holds_names_and_shapes_of_the_model_and_no_more(kind: str) ->
 
 @every_kind
 def test_figures_are_finite_numbers(kind: str) -> None:
-    report = trained(CASES[kind].defense).trained.report
+    report = trained(CASES[kind].defense).report
     assert report["defense_seconds"] > 0
     for name, value in report.items():
         assert type(value) is float, name
@@ -436,3 +437,87 @@ def test_an_unknown_question_is_refused(kind: str) -> None:
     _, state = defense.start(defense.prepare(plain_network(), rng=replayed(1)), facts, rng=replayed(0))
     with pytest.raises(ValueError, match="answer to 'secrets'"):
         defense.answer(Question("secrets", {}), state, facts, rng=replayed(0))
+
+
+class Shifted(nn.Module):
+    """Adds the sum of a parameter of any shape: one number, or 0 where the parameter has no elements."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full(shape, 0.3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.shift.sum().to(inputs.dtype)
+
+
+class Cast(nn.Module):
+    """Goes on in another type, as a network in half precision does with images."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.to(self.dtype)
+
+
+def odd_network(
+    shape: tuple[int, ...] = (2,), *, dtype: torch.dtype = torch.float32, last: torch.dtype | None = None
+) -> nn.Module:
+    """A network with a parameter of this shape, in this type but for its last layer."""
+    last = last or dtype
+    with global_seed(replayed(0)):
+        first = nn.Sequential(nn.Conv2d(3, 4, 3), Shifted(shape), nn.Sigmoid(), nn.Flatten()).to(dtype)
+        return nn.Sequential(Cast(dtype), *first, Cast(last), nn.Linear(16, 3).to(last))
+
+
+ODD_NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "no_dimensions": lambda: odd_network(()),
+    "one_number": lambda: odd_network((1,)),
+    "no_numbers": lambda: odd_network((0, 3)),
+    "bfloat16": lambda: odd_network((), dtype=torch.bfloat16),
+    "float16": lambda: odd_network((), dtype=torch.float16),
+    "float64": lambda: odd_network((), dtype=torch.float64),
+    "mixed": lambda: odd_network((1,), dtype=torch.bfloat16, last=torch.float64),
+}
+
+ODD_SETTINGS: Mapping[str, Defense] = {
+    **{kind: case.defense for kind, case in CASES.items()},
+    "noise-laplace-update": AdditiveNoise(distribution="laplace", at="update"),
+    "clipping-layer": Clipping(scope="layer", clip_norm=0.01),
+    "clipping-example": Clipping(scope="example", clip_norm=0.01),
+    "compression-global": GradientCompression(scope="global"),
+    "compression-update": GradientCompression(at="update"),
+    "minmax-step": MinMaxSampling(at="step", keep_share=0.5),
+    "graddefense-clip": GradDefense(clip=True, refresh="step", compensation_scale=0.1),
+    "graddefense-code": GradDefense(compensation_scale=0.1, variant="code"),
+    "outpost-element": Outpost(fisher="element", decay=0.0),
+    "outpost-code": Outpost(variant="code", decay=0.0),
+    "fed_cdp-module": FedCdp(layers="module", final_clip_norm=1.0),
+    "adadefense-adagrad": AdaDefense(form="adagrad"),
+    "adadefense-yogi-code": AdaDefense(form="yogi", variant="code"),
+    "adadefense-inside": AdaDefense(epsilon_inside=True),
+    "fedkl-code": FedKl(key_length=16, variant="code"),
+}
+"""Every kind, and the settings that take another way through it."""
+
+
+@pytest.mark.parametrize("settings", ODD_SETTINGS)
+@pytest.mark.parametrize("network", ODD_NETWORKS)
+def test_it_acts_on_parameters_of_any_shape_and_type_and_keeps_both(network: str, settings: str) -> None:
+    defense = ODD_SETTINGS[settings]
+    client, plain = (make_client(each, model=ODD_NETWORKS[network]()) for each in (defense, Defense()))
+    state = None
+    for round_index in range(2):
+        asked = request(client, round_index)
+        done = client.train_round(asked, state)
+        state, update = done.state, done.trained.update
+        assert why_malformed(update, asked.broadcast, "delta") is None
+        change, _ = defense.on_aggregate(update.tensors, 2, {})
+        for tensors in (update.tensors, change):
+            for name, tensor in tensors.items():
+                expected = asked.broadcast.params[name]
+                assert (tensor.shape, tensor.dtype) == (expected.shape, expected.dtype), name
+                assert bool(tensor.isfinite().all()), name
+        assert digest(sent(done)) != digest(sent(plain.train_round(request(plain, round_index), None)))
+        assert all(math.isfinite(value) for value in done.report.values())

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.defenses.steps import batch, defended, drawn_step, flat, network, step_of
+from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError, ModelError
@@ -48,6 +49,24 @@ def test_each_example_is_scaled_to_the_bound_before_the_mean() -> None:
     )
     torch.testing.assert_close(flat(outcome.tensors), expected / 5)
     assert outcome.figures["clip_rate"] == pytest.approx(2 / 5)
+
+
+def test_a_parameter_without_dimensions_counts_as_one_number_of_each_example() -> None:
+    each = {"scale": torch.tensor([3.0, 0.1]), "weight": torch.tensor([[4.0, 0.0], [0.1, 0.2]])}
+    step = replace(drawn_step((), (2,)), gradient={name: rows.mean(0) for name, rows in each.items()})
+    outcome = defended(Clipping(scope="example", clip_norm=1), replace(step, per_example=lambda: each))
+    torch.testing.assert_close(outcome.tensors["scale"], torch.tensor((0.6 + 0.1) / 2))
+    torch.testing.assert_close(outcome.tensors["weight"], torch.tensor([(0.8 + 0.1) / 2, 0.2 / 2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_half_precision_the_mean_is_rounded_once(dtype: torch.dtype) -> None:
+    rows = torch.randn(200, 50, generator=replayed(0).public()).to(dtype)
+    step = replace(drawn_step((50,)), gradient={"0": rows.mean(0)}, per_example=lambda: {"0": rows})
+    found = defended(Clipping(scope="example", clip_norm=1), step).tensors["0"]
+    expected = (rows.double() / rows.double().norm(dim=1, keepdim=True).clamp(min=1)).mean(0)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
 
 
 def test_nothing_too_long_is_left_bit_for_bit() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +37,17 @@ def test_all_tensors_together_keep_the_largest_of_all() -> None:
     assert set(torch.nonzero(flat(outcome.tensors) == 0).flatten().tolist()) == set(order[:900].tolist())
     assert outcome.figures["fraction_zeroed"] == pytest.approx(900 / 1001)
     torch.testing.assert_close(flat(outcome.tensors)[order[900:]], flat(step.gradient)[order[900:]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_loses_the_entries_that_the_same_numbers_in_float32_lose(scope: Any, dtype: torch.dtype) -> None:
+    step = drawn_step((20, 30), (), (10,))
+    half = {name: tensor.to(dtype) for name, tensor in step.gradient.items()}
+    wide = {name: tensor.float() for name, tensor in half.items()}
+    defense = GradientCompression(scope=scope)
+    found, expected = (defended(defense, replace(step, gradient=each)).tensors for each in (half, wide))
+    assert all(torch.equal(found[name], tensor.to(dtype)) for name, tensor in expected.items())
 
 
 def test_a_zero_does_not_tell_the_sign_that_was_there() -> None:

@@ -136,6 +136,26 @@ def test_chosen_slices_of_each_example_are_clipped_before_the_mean() -> None:
     assert clipped.figures["clip_rate"] > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_parameter_without_dimensions_is_clipped_with_the_rest(dtype: torch.dtype) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.scale * inputs
+
+    model = nn.Sequential(*network().children(), Scaled()).to(dtype)
+    examples = batch(4)
+    step = step_of(model, Batch(examples.inputs.to(dtype), examples.targets))
+    outcome = defended(GradDefense(noise_std=1e-3, num_slices=2, num_perturbed=2, clip=True), step)
+    assert outcome.figures["fraction_noised"] == 1
+    assert outcome.tensors["4.scale"].shape == ()
+    assert {tensor.dtype for tensor in outcome.tensors.values()} == {dtype}
+    assert float(flat(outcome.tensors).double().norm()) < 1e-3 * (2 + 2 * math.sqrt(236))
+
+
 def test_slices_are_cut_once_a_round_or_at_every_step() -> None:
     with global_seed(replayed(1)):
         model = nn.Sequential(

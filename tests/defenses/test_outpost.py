@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -15,7 +16,7 @@ from torch import Tensor
 from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import RoundPlan, Step
 from leaktight.core.training import LocalTraining
-from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.outpost import Outpost, variances
 from leaktight.fl.local import silent
 
 ALWAYS = Outpost(decay=0)
@@ -93,6 +94,28 @@ def test_weights_that_are_all_equal_get_no_noise() -> None:
     assert torch.equal(outcome.tensors["0"], pruned(step.gradient["0"], 0.8))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1), (3,), (64,), (1000,)])
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 123.456])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_number_or_equal_numbers_have_no_variance(shape: tuple[int, ...], value: float, dtype: torch.dtype) -> None:
+    """Not 1e-8 either, which float32 squares leave of 0.1."""
+    step = drawn_step(shape, (8, 8))
+    step = replace(step, params={**step.params, "0": torch.full(shape, value, dtype=dtype)})
+    outcome = defended(replace(ALWAYS, prune_share=0), step)
+    assert torch.equal(outcome.tensors["0"], step.gradient["0"])
+    assert not torch.equal(outcome.tensors["1"], step.gradient["1"])
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize("middle", [0.0, 1.0, 30.0])
+def test_the_variance_is_right_however_close_the_numbers_are(middle: float, spread: float) -> None:
+    """As the weights of batch normalisation after a few steps."""
+    numbers = (middle + spread * torch.randn(200, generator=replayed(0).public())).numpy()
+    found = variances(numbers, [slice(0, 2), slice(2, 52), slice(52, 200)])
+    expected = [numbers[place].astype(np.float64).var(ddof=1) for place in (slice(2), slice(2, 52), slice(52, 200))]
+    assert found.tolist() == pytest.approx(expected, rel=2e-3)
+
+
 def test_by_elements_every_survivor_of_the_pruning_has_noise() -> None:
     step = drawn_step((40, 50))
     gradient = step.gradient["0"]
@@ -155,7 +178,7 @@ def test_what_is_counted_decides_about_the_first_step_of_later_rounds(count: Any
     """One step a round, and a probability that is nothing but for the step that is forced."""
     model, local = small_network().float(), LocalTraining(steps=1, batch_size=12)
     client = client_of(Outpost(decay=1e9, count=count), model, local=local)
-    shares = [done.trained.report["fraction_perturbed"] for done in play(client, model, 3)]
+    shares = [done.report["fraction_perturbed"] for done in play(client, model, 3)]
     assert shares == [1.0, first, first]
 
 
@@ -193,6 +216,30 @@ def test_types_and_odd_shapes_stay() -> None:
     assert list(outcome.tensors) == ["0", "1", "2"]
     for name, tensor in mixed.gradient.items():
         assert (outcome.tensors[name].shape, outcome.tensors[name].dtype) == (tensor.shape, tensor.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_float32_rounded_once(dtype: torch.dtype) -> None:
+    step = drawn_step(*SHAPES)
+    half, wide = (
+        replace(
+            step,
+            gradient={name: tensor.to(dtype).to(last) for name, tensor in step.gradient.items()},
+            params={name: tensor.to(dtype).to(last) for name, tensor in step.params.items()},
+        )
+        for last in (dtype, torch.float32)
+    )
+    found, expected = defended(ALWAYS, half), defended(ALWAYS, wide)
+    assert found.figures == expected.figures
+    assert all(torch.equal(found.tensors[name], tensor.to(dtype)) for name, tensor in expected.tensors.items())
+
+
+def test_noise_on_double_precision_fills_all_its_digits() -> None:
+    """What float32 noise leaves of a gradient's last digits, a server would read."""
+    step = drawn_step((40, 50))
+    zeros = {"0": torch.zeros(40, 50, dtype=torch.float64)}
+    noise = defended(replace(ALWAYS, noise_share=1), replace(step, gradient=zeros)).tensors["0"]
+    assert float((noise.float().double() == noise).double().mean()) < 0.01
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

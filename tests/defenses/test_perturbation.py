@@ -40,6 +40,23 @@ def test_nothing_lies_below_the_percentile_of_nothing() -> None:
     assert below_percentile(torch.zeros(0, 3), 0.5).shape == (0, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (30, 7)])
+def test_the_percentile_is_that_of_the_same_numbers_in_any_type(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.equal(below_percentile(values, 0.7), below_percentile(values.double(), 0.7))
+
+
+@pytest.mark.parametrize("cls", AT_EITHER)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_keep_their_types(cls: type[Perturbation], dtype: torch.dtype) -> None:
+    gradient = drawn_step((4, 5), (), (7,)).gradient
+    mixed = {**gradient, "0": gradient["0"].to(dtype), "1": gradient["1"].to(dtype)}
+    for tensors in ({"0": mixed["0"]}, mixed):
+        found = defended_update(cls(at="update"), tensors).tensors
+        assert {name: tensor.dtype for name, tensor in found.items()} == {name: t.dtype for name, t in tensors.items()}
+
+
 @pytest.mark.parametrize("cls", AT_EITHER)
 @pytest.mark.parametrize("at", ["step", "update"])
 def test_it_acts_where_it_is_told_to_and_nowhere_else(cls: type[Perturbation], at: At) -> None:

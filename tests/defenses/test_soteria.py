@@ -63,6 +63,16 @@ def test_the_columns_of_the_lowest_scores_are_zeroed_and_all_else_is_exact() -> 
     assert outcome.figures["fraction_zeroed"] == pytest.approx(38 / 64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_scores_in_float32_and_gradients_in_its_own_type(dtype: torch.dtype) -> None:
+    examples = batch(4)
+    step = step_of(network().to(dtype), Batch(examples.inputs.to(dtype), examples.targets))
+    assert feature_scores(step)[1].dtype == torch.float32
+    outcome = defended(Soteria(prune_share=0.6), step)
+    assert outcome.tensors["3.weight"].dtype == dtype
+    assert int((outcome.tensors["3.weight"] == 0).all(0).sum()) == pytest.approx(38, abs=1)
+
+
 def test_no_pruning_is_the_identity() -> None:
     step = step_of(network(), batch(2))
     outcome = defended(Soteria(prune_share=0), step)

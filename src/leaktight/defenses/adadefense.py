@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leaktight.core.protocols import ClientFacts, Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State, Update
+from leaktight.defenses.perturbation import widened
 
 Form: TypeAlias = Literal["adam", "adagrad", "yogi"]
 
@@ -68,8 +69,11 @@ class AdaDefense(Defense):
 
     def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
         sign = -1.0 if update.kind == "delta" else 1.0
-        stand_in, state = self.stand_in({name: sign * tensor for name, tensor in update.tensors.items()}, state)
-        return replace(update, tensors={name: sign * tensor for name, tensor in stand_in.items()}), state
+        # In half precision epsilon and most squares are zero, and moments stand still.
+        gradient = {name: sign * widened(tensor) for name, tensor in update.tensors.items()}
+        stand_in, state = self.stand_in(gradient, state)
+        sent = {name: (sign * stand_in[name]).to(tensor.dtype) for name, tensor in update.tensors.items()}
+        return replace(update, tensors=sent), state
 
     def on_aggregate(self, change: Params, num_clients: int, state: State) -> tuple[Params, State]:
         if self.variant == "code":

@@ -13,7 +13,7 @@ from leaktight.core.protocols import Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params, State
-from leaktight.defenses.perturbation import Perturbation, require_finite
+from leaktight.defenses.perturbation import Perturbation, example_rows, require_finite, widened
 from leaktight.models.source import require_choice
 
 Scope: TypeAlias = Literal["global", "layer", "example"]
@@ -68,11 +68,18 @@ class Clipping(Perturbation):
     def _clip_examples(self, gradient: Params, per_example: Callable[[], Params], report: Report) -> Params:
         each = per_example()
         require_finite(each)
-        squares = [rows.to(torch.float64).flatten(1).square().sum(1) for rows in each.values()]
+        squares = [example_rows(rows.to(torch.float64)).square().sum(1) for rows in each.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         too_long = norms > self.clip_norm
         report("clip_rate", float(too_long.double().mean()))
         if not bool(too_long.any()):
             return gradient
         factors = torch.where(too_long, self.clip_norm / norms, 1.0)
-        return {name: torch.tensordot(factors.to(rows.dtype), rows, 1) / len(factors) for name, rows in each.items()}
+        return {name: _weighted_mean(rows, factors).to(rows.dtype) for name, rows in each.items()}
+
+
+def _weighted_mean(rows: Tensor, factors: Tensor) -> Tensor:
+    """The mean of rows (N, *shape), each times its factor (N,): in half precision the factors would miss the bound."""
+    wide = widened(rows)
+    mean: Tensor = torch.tensordot(factors.to(wide.dtype), wide, 1) / len(factors)
+    return mean

@@ -14,7 +14,7 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Params, State
-from leaktight.defenses.perturbation import require_finite, require_non_negative
+from leaktight.defenses.perturbation import example_rows, require_finite, require_non_negative, widened
 from leaktight.models.source import require_choice, require_positive
 
 _ROWS_PER_COLUMN = 6
@@ -81,7 +81,7 @@ class GradDefense(Defense):
             state = {**state, "bounds": list(bounds)}
         stream = rng.secret()
         chosen = stream.permutation(len(bounds) - 1)[: self.num_perturbed].sort().values.tolist()
-        flat = torch.cat([tensor.reshape(-1) for tensor in step.gradient.values()])
+        flat = torch.cat([widened(tensor.reshape(-1)) for tensor in step.gradient.values()])
         each = self._examples(step) if self.clip else None
         for place in chosen:
             part = slice(bounds[place], bounds[place + 1])
@@ -103,7 +103,7 @@ class GradDefense(Defense):
     def _examples(self, step: Step) -> Tensor:
         each = step.per_example()
         require_finite(each)
-        return torch.cat([each[name].flatten(1) for name in step.gradient], 1)
+        return torch.cat([widened(example_rows(each[name])) for name in step.gradient], 1)
 
     def _clipped(self, rows: Tensor, report: Report) -> Tensor:
         """The mean of the rows (N, size), each scaled down to norm sigma at most."""

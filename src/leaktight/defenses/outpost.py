@@ -16,17 +16,27 @@ from torch import Tensor, nn
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State
-from leaktight.defenses.perturbation import percentile_value, require_finite, require_non_negative, require_share
+from leaktight.defenses.perturbation import (
+    percentile_value,
+    require_finite,
+    require_non_negative,
+    require_share,
+    widened,
+)
 from leaktight.models.source import require_choice
 
 Numbers: TypeAlias = npt.NDArray[Any]
+
+_DOUBTFUL = 1e-4
+"""A variance below this share of the mean square is looked at again: float32 squares are off by 6e-8 of themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outpost(Defense):
     """Prunes small gradients, then adds noise where the Fisher information is high; ever more rarely, step by step.
 
-    noise_scale: lambda; the noise on tensor d has standard deviation lambda r_d, with r_d = min(Var[w_d], 1).
+    noise_scale: lambda; the noise on tensor d has standard deviation lambda r_d, with r_d = min(Var[w_d], 1). Weights
+    that are a single number, or all equal, have variance 0 and get no noise at all.
     noise_share: phi; the share of entries with the highest Fisher information that get noise.
     prune_share: rho; the share of entries, per tensor, that become zero before the noise.
     decay: beta; local step i is perturbed with probability 1 / (1 + beta i), and step 1 always.
@@ -107,15 +117,15 @@ class Outpost(Defense):
             flat += noise
         perturbed = dict(step.gradient)
         for name, tensor, values in zip(names, gradients, result.split_with_sizes(sizes), strict=True):
-            perturbed[name] = values.view(tensor.shape).to(tensor)
+            perturbed[name] = values.view_as(tensor).to(tensor)
         return perturbed
 
     def _noise(
         self, flat: Numbers, tensors: Sequence[Tensor], places: Sequence[slice], stds: Numbers, rng: Rng
     ) -> Numbers:
         """Noise for the entries of high Fisher information, zeros for the others."""
-        noise: Numbers = rng.secret().normal(len(flat), np.float32)
-        rows = [len(tensor) if tensor.ndim and self.fisher == "column" else 1 for tensor in tensors]
+        noise: Numbers = rng.secret().normal(len(flat), flat.dtype.type)
+        rows = [tensor.shape[0] if tensor.ndim and self.fisher == "column" else 1 for tensor in tensors]
         squares = np.square(flat)
         fishers = [
             np.add.reduce(squares[place].reshape(count, -1), 0) for place, count in zip(places, rows, strict=True)
@@ -127,21 +137,25 @@ class Outpost(Defense):
             thresholds = [percentile_value(fisher, 1 - self.noise_share) for fisher in fishers]
         for place, std, fisher, threshold in zip(places, stds, fishers, thresholds, strict=True):
             columns = noise[place].reshape(-1, fisher.size)  # a view, so that `noise` itself is scaled
-            columns *= (fisher >= threshold) * np.float32(std)
+            columns *= (fisher >= threshold) * noise.dtype.type(std)
         return noise
 
 
 def variances(flat: Numbers, places: Sequence[slice]) -> Numbers:
-    """The variance of the numbers at each of the places, which follow each other. A single number has none.
+    """The variance of the numbers at each of the places, which follow each other: 0 of one number, or of equal ones.
 
-    >>> variances(np.array([1.0, 3.0, 5.0]), [slice(0, 2), slice(2, 3)])
-    array([2., 0.])
+    >>> variances(np.array([1.0, 3.0, 0.1, 0.7, 0.7, 0.7]), [slice(0, 2), slice(2, 3), slice(3, 6)])
+    array([2., 0., 0.])
     """
     starts = [place.start for place in places]
     counts = np.array([place.stop - place.start for place in places])
     sums = np.add.reduceat(flat, starts, dtype=np.float64)
     squares = np.add.reduceat(np.square(flat), starts, dtype=np.float64)
-    result: Numbers = np.maximum(squares - sums * sums / counts, 0) / np.maximum(counts - 1, 1)
+    spreads = squares - sums * sums / counts
+    for index in ((spreads != 0) & (spreads < _DOUBTFUL * squares)).nonzero()[0].tolist():
+        part = flat[places[index]] - flat[starts[index]]  # exact between numbers so close, and zero where all are equal
+        spreads[index] = part @ part - np.add.reduce(part) ** 2 / len(part)
+    result: Numbers = np.maximum(spreads, 0) / np.maximum(counts - 1, 1)
     return result
 
 
@@ -151,5 +165,5 @@ def _coin(rng: Rng) -> float:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All elements in a new tensor."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors]).detach().cpu()
+    """All elements in a new tensor, which NumPy can take."""
+    return widened(torch.cat([tensor.reshape(-1) for tensor in tensors]).detach()).cpu()

@@ -100,4 +100,24 @@ def below_percentile(values: Tensor, share: float) -> Tensor:
     """
     if not values.numel():
         return torch.zeros_like(values, dtype=torch.bool)
-    return values < float(percentile_value(values.detach().cpu().numpy(), share))
+    return values < float(percentile_value(widened(values.detach()).cpu().numpy(), share))
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in float32 at least: NumPy has no bfloat16, and squares and sums need more than half precision.
+
+    >>> import torch
+    >>> widened(torch.ones(2, dtype=torch.bfloat16)).dtype, widened(torch.ones(2, dtype=torch.float64)).dtype
+    (torch.float32, torch.float64)
+    """
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def example_rows(each: Tensor) -> Tensor:
+    """Gradients (N, *shape) of N examples as rows (N, size); a parameter without dimensions has rows of one number.
+
+    >>> import torch
+    >>> example_rows(torch.zeros(5)).shape, example_rows(torch.zeros(5, 2, 3)).shape
+    (torch.Size([5, 1]), torch.Size([5, 6]))
+    """
+    return each.unsqueeze(-1).flatten(1)

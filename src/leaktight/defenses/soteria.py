@@ -11,7 +11,13 @@ from leaktight.core.errors import LeaktightError, ModelError
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State
-from leaktight.defenses.perturbation import below_percentile, require_finite, require_non_negative, require_share
+from leaktight.defenses.perturbation import (
+    below_percentile,
+    require_finite,
+    require_non_negative,
+    require_share,
+    widened,
+)
 from leaktight.models.surgery import final_linear, layer_inputs
 
 _CHUNK_ELEMENTS = 2**20
@@ -77,7 +83,7 @@ def feature_scores(step: Step, epsilon: float = 0.0) -> tuple[str, Tensor]:
             f"got {tuple(features.shape)}; choose a model for whole images"
         )
     norms = _sensitivities(features, inputs)
-    ratios = norms / (features.detach().T + epsilon)
+    ratios = norms / (widened(features.detach().T) + epsilon)
     scores = torch.where(norms == 0, 0.0, ratios).sum(1).abs()
     if bool(scores.isnan().any()):
         raise LeaktightError("the features of the batch are not finite; lower local.learning_rate or check the data")
@@ -96,5 +102,5 @@ def _sensitivities(features: Tensor, inputs: Tensor) -> Tensor:
         (gradients,) = torch.autograd.grad(
             features, inputs, seeds.to(features.device), retain_graph=True, is_grads_batched=True
         )
-        rows.append(gradients.flatten(2).norm(dim=2))
+        rows.append(widened(gradients.flatten(2)).norm(dim=2))
     return torch.cat(rows)
