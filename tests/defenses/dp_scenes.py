@@ -14,8 +14,9 @@ from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Mode, State
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Client, ClientRound, Train
+from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.local import LocalResult, Trainer, local_update
+from leaktight.fl.messages import Train
 
 
 def small_network(*, normalised: bool = False) -> nn.Module:
@@ -78,7 +79,8 @@ def client_of(
 def play(client: Client, model: nn.Module, rounds: int, state: State | None = None) -> list[ClientRound]:
     """Several rounds of one client on a server's model that stays as it is."""
     done: list[ClientRound] = []
-    for index in range(rounds):
+    start = 0 if state is None else state["conduct"]["round"] + 1
+    for index in range(start, start + rounds):
         broadcast = Broadcast(parameters_of(model), buffers_of(model), index)
         done.append(client.train_round(Train(broadcast, learning_rate=0.1), state))
         state = done[-1].state

@@ -11,10 +11,10 @@ from opacus.accountants.accountant import IAccountant
 from tests.seeds import replayed
 
 from leaktight.core.errors import UsageError
+from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.training import LocalTraining
 from leaktight.defenses.accounting import (
     Accountant,
-    gaussian_epsilon,
     require_opacus,
     sampled_epsilon,
     uses_of_an_example,
@@ -120,12 +120,9 @@ def test_the_uses_of_an_example_bound_what_local_training_does(
         return
     local = LocalTraining(epochs=epochs, samples=samples, batch_size=batch_size, steps=steps, drop_last=drop_last)
     _, plan = plan_batches(num_examples, local, rng=replayed(0))
-    sizes = [len(step) for step in plan]
-    batches = {size: sizes.count(size) for size in sizes}
     truth = [sum(example in step.tolist() for step in plan) for example in range(used)]
-    bound = uses_of_an_example(batches, used)
-    assert max(truth) <= bound <= math.ceil(len(plan) / local.steps_per_epoch(num_examples))
-    assert uses_of_an_example(batches, None) == len(plan)
+    assert max(truth) <= uses_of_an_example(len(plan), local.steps_per_epoch(num_examples))
+    assert uses_of_an_example(len(plan), None) == len(plan)
 
 
 def test_without_opacus_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

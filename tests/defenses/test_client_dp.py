@@ -16,8 +16,8 @@ from leaktight.core.tensors import digest, parameters_of, squared_norm
 from leaktight.core.types import Broadcast, Update
 from leaktight.defenses.client_dp import ClientDp
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Train
 from leaktight.fl.local import silent
+from leaktight.fl.messages import Train
 
 
 def defended(defense: ClientDp, tensors: dict[str, torch.Tensor], seed: int = 0) -> Update:
@@ -72,13 +72,13 @@ def test_epsilon_counts_the_rounds_in_which_the_client_took_part() -> None:
         accountant = RDPAccountant()
         for _ in range(rounds):
             accountant.step(noise_multiplier=4.0, sample_rate=sampled.sampling_rate)
-        assert done.trained.report["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+        assert done.report["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
 
 
 def test_replacing_a_client_costs_what_half_the_noise_does_for_removing_it() -> None:
     model = small_network().float()
     replaced, removed = (
-        play(client_of(defense, model), model, 1)[0].trained.report["epsilon"]
+        play(client_of(defense, model), model, 1)[0].report["epsilon"]
         for defense in (
             ClientDp(noise_multiplier=4.0, adjacency="replace"),
             ClientDp(noise_multiplier=2.0, adjacency="remove"),

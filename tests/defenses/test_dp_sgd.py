@@ -18,13 +18,13 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import digest, pack, squared_norm, unpack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
-from leaktight.defenses.accounting import gaussian_epsilon
 from leaktight.defenses.dp_sgd import DpSgd, clipped_mean
 from leaktight.engines.training import train
 from leaktight.fl.aggregators import FedAvg
@@ -105,9 +105,9 @@ def test_epsilon_is_that_of_opacus_called_by_hand() -> None:
         accountant = RDPAccountant()
         for rate in [12 / 40] * 6 * (index + 1) + [4 / 40] * 2 * (index + 1):
             accountant.step(noise_multiplier=1.5, sample_rate=rate)
-        report = done[index].trained.report
-        assert report["epsilon"] == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-9)
-        assert report["epsilon_unamplified"] == pytest.approx(gaussian_epsilon(math.sqrt(2 * (index + 1)) / 1.5, 1e-4))
+        report = done[index].report
+        assert report["epsilon_if_poisson"] == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-9)
+        assert report["epsilon"] == pytest.approx(gaussian_epsilon(math.sqrt(2 * (index + 1)) / 1.5, 1e-4))
         assert report["delta"] == 1e-4
         assert report["steps"] == 8
 
@@ -119,9 +119,9 @@ def test_the_budget_goes_on_after_a_checkpoint_and_starts_afresh_for_another_cli
     whole = play(client, model, 3)
     first = play(client, model, 1)[0]
     second = play(client, model, 2, unpack(pack(first.state)))
-    assert second[-1].trained.report["epsilon"] == pytest.approx(whole[-1].trained.report["epsilon"])
+    assert second[-1].report["epsilon"] == pytest.approx(whole[-1].report["epsilon"])
     other = play(client_of(defense, model, name="b"), model, 1)[0]
-    assert other.trained.report["epsilon"] == first.trained.report["epsilon"]
+    assert other.report["epsilon"] == first.report["epsilon"]
 
 
 def test_the_training_loss_is_not_sent() -> None:
@@ -133,9 +133,9 @@ def test_the_training_loss_is_not_sent() -> None:
 
 def test_clipping_alone_claims_no_privacy() -> None:
     model = small_network().float()
-    report = play(client_of(DpSgd(clip_norm=0.1, noise_multiplier=0.0), model), model, 1)[0].trained.report
+    report = play(client_of(DpSgd(clip_norm=0.1, noise_multiplier=0.0), model), model, 1)[0].report
     assert 0 < report["clip_rate"] <= 1
-    assert not {"epsilon", "epsilon_unamplified", "delta"} & set(report)
+    assert not {"epsilon", "epsilon_if_poisson", "delta"} & set(report)
 
 
 def test_batch_statistics_are_refused_and_running_ones_are_not() -> None:

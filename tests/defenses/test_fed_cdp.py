@@ -9,10 +9,10 @@ from tests.defenses.dp_scenes import batch_of, client_of, play, small_network, t
 from torch import nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.defenses.accounting import gaussian_epsilon
 from leaktight.defenses.dp_sgd import DpSgd
 from leaktight.defenses.fed_cdp import FedCdp
 from leaktight.fl.local import Trainer, per_example_gradients
@@ -78,12 +78,12 @@ def test_clipping_and_noise_follow_the_norm_of_the_round(round_index: int, clip_
 def test_the_accountant_gets_the_noise_over_the_sensitivity_of_all_layers(kind: str, num_layers: int) -> None:
     model = small_network().float()
     defense = FedCdp(noise_multiplier=6.0, final_clip_norm=1.0, layers=kind)  # type: ignore[arg-type]
-    report = play(client_of(defense, model), model, 2)[-1].trained.report
+    report = play(client_of(defense, model), model, 2)[-1].report
     accountant = RDPAccountant()
     for rate in [12 / 40] * 12 + [4 / 40] * 4:
         accountant.step(noise_multiplier=6.0 / math.sqrt(num_layers), sample_rate=rate)
-    assert report["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
-    assert report["epsilon_unamplified"] == pytest.approx(gaussian_epsilon(2 * math.sqrt(num_layers) / 6, 1e-5))
+    assert report["epsilon_if_poisson"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert report["epsilon"] == pytest.approx(gaussian_epsilon(2 * math.sqrt(num_layers) / 6, 1e-5))
 
 
 def test_batch_statistics_are_refused() -> None:

@@ -25,9 +25,10 @@ from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
-from leaktight.fl.client import Client, ClientRound, Train
+from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import Trainer, loss_and_gradient
+from leaktight.fl.messages import Train
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
 from leaktight.fl.wire import encode
 from leaktight.models import ModelSource, batch_statistics, build_model

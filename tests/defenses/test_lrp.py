@@ -24,9 +24,10 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg, FedSgd
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
-from leaktight.fl.client import Answered, Ask, Client, Failed, Reply, Request, Train
+from leaktight.fl.client import Client
 from leaktight.fl.federation import Federation, FederationState, assemble
 from leaktight.fl.local import silent
+from leaktight.fl.messages import Answered, Ask, Failed, Reply, Request, Train
 from leaktight.fl.protocol import FederationPlan, federate, initial_state
 from leaktight.fl.wire import encode
 
@@ -229,7 +230,7 @@ def test_masks_are_used_once() -> None:
         keys[each.name] = reply.payload["public"]
     counts = Ask(Question("lrp_counts", {"publics": keys}), "defense")
     _, after = client.handle(counts, states["ann"])
-    with pytest.raises(LeaktightError, match="ann masks its counts once for each key"):
+    with pytest.raises(LeaktightError, match="asked 'lrp_counts' a second time"):
         client.handle(counts, after)
 
 
@@ -277,7 +278,7 @@ def test_neither_rates_nor_sizes_leave_the_client() -> None:
         for rate in (*rates, sum(rates), sum(rates) / 6):
             for form in (struct.pack("<d", rate), struct.pack("<f", rate), repr(rate).encode()):
                 assert form not in sent
-        assert set(done.trained.report) == {"defense_seconds", "seconds", "steps"}
+        assert set(done.report) == {"defense_seconds", "loss", "seconds", "steps"}
         assert struct.pack("<d", rates[0]) not in pack(done.state), "nor are they kept"
 
 

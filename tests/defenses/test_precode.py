@@ -24,9 +24,10 @@ from leaktight.defenses.precode import Precode
 from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Client, ClientRound, Train
+from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import assemble, first_state
 from leaktight.fl.local import Trainer, per_example_gradients
+from leaktight.fl.messages import Train
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
 from leaktight.models import ModelSource, build_model, check_fits, final_linear, representation
 from leaktight.models.crnn import Crnn
@@ -103,7 +104,7 @@ def test_the_noise_is_the_clients_own() -> None:
         trainer = Trainer(model, LocalTraining(batch_size=24, learning_rate=0.05), defense=SMALL)
         client = Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name))
         request = Train(Broadcast(parameters_of(model), buffers_of(model), round_index), 0.05)
-        return client.train_round(request, None).trained.update.metrics["loss"]
+        return client.train_round(request, None).report["loss"]
 
     assert loss("a", 0) == loss("a", 0)
     assert abs(loss("a", 0) - loss("b", 0)) > 1e-5

@@ -10,20 +10,27 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import OutsideBudgetError, RefusedError, UsageError
+from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.protocols import ClientFacts, Conversation, Defense, Question, Report, RoundPlan, Step
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Update
+from leaktight.defenses.client_dp import ClientDp
+from leaktight.defenses.clipping import Clipping
 from leaktight.defenses.dp_sgd import DpSgd
 from leaktight.defenses.fedkl import FedKl
+from leaktight.defenses.graddefense import GradDefense
 from leaktight.defenses.noise import AdditiveNoise
+from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.precode import Precode
+from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Ask, Client, ClientRound, Train
+from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.local import Trainer, silent
+from leaktight.fl.messages import Ask, Train
 
 FACTS = ClientFacts("a", 12, 3)
 
@@ -220,12 +227,31 @@ def test_a_stack_of_one_is_that_defense_up_to_its_draws() -> None:
     clip_only = DpSgd(noise_multiplier=0.0, clip_norm=0.1)
     (_, alone), (_, stacked) = trained(clip_only), trained(Stack(parts=(clip_only,)))
     assert digest(alone.trained.update.tensors) == digest(stacked.trained.update.tensors)
-    assert stacked.trained.report["dp_sgd.clip_rate"] == alone.trained.report["clip_rate"]
+    assert stacked.report["dp_sgd.clip_rate"] == alone.report["clip_rate"]
 
 
 def test_the_budget_of_a_part_is_reported_as_its_own() -> None:
     pytest.importorskip("opacus")
     client, done = trained(Stack(parts=(DpSgd(), AdditiveNoise())))
-    assert done.trained.report["dp_sgd.epsilon"] > 0
-    with pytest.raises(ValueError, match="no part of the stack"):
+    assert done.report["dp_sgd.epsilon"] > 0
+    with pytest.raises(RefusedError, match="asked 'lrp_key', which was not agreed on"):
         client.handle(Ask(Question("lrp_key", {}), "defense"), done.state)
+
+
+@pytest.mark.parametrize("later", [Soteria(), GradDefense(), Clipping(scope="example")], ids=lambda d: type(d).__name__)
+def test_what_looks_at_the_data_after_a_private_part_is_refused(later: Defense) -> None:
+    pytest.importorskip("opacus")
+    with pytest.raises((OutsideBudgetError, UsageError), match="in the stack"):
+        trained(Stack(parts=(DpSgd(), later)))
+    trained(Stack(parts=(ClientDp(), later)))  # which looks at the update alone, after everything else
+
+
+def test_a_stack_is_private_if_a_part_is_and_spends_what_it_spends() -> None:
+    pytest.importorskip("opacus")
+    stack = Stack(parts=(DpSgd(noise_multiplier=2.0), Outpost(), ClientDp(noise_multiplier=1.0)))
+    _, done = trained(stack)
+    spent = stack.spent(done.state["defense"])
+    assert stack.private
+    assert spent is not None
+    assert spent.epsilon == pytest.approx(gaussian_epsilon(1.0, 1e-5))
+    assert not Stack(parts=(Outpost(), DpSgd(noise_multiplier=0.0))).private

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from leaktight.core.errors import UsageError
+from leaktight.core.privacy import gaussian_epsilon
 
 Accountant: TypeAlias = Literal["rdp", "prv", "gdp"]
 History: TypeAlias = Sequence[Sequence[Any]]
@@ -71,44 +71,16 @@ def sampled_epsilon(history: History, *, noise_multiplier: float, delta: float, 
     return _ACCOUNTANTS[accountant](history, noise_multiplier, delta)
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon of a Gaussian mechanism with sensitivity mu times its noise: exact, no sampling.
+def uses_of_an_example(steps: int, steps_per_epoch: int | None) -> int:
+    """How often any one example was used in a round of so many steps.
 
-    k uses of one with mu_1 have mu = sqrt(k) mu_1. Reference: Balle and Wang 2018, theorem 8; Dong et al. 2022.
+    steps_per_epoch: after how many steps an example may come again, as `fl.local.plan_batches` deals them. None: nobody
+    knows, and every step may have used the same one.
+
+    >>> uses_of_an_example(6, 3), uses_of_an_example(7, 3), uses_of_an_example(50, None)
+    (2, 3, 50)
     """
-
-    def holds(epsilon: float) -> bool:
-        ends = torch.tensor([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu], dtype=torch.float64)
-        above, below = torch.special.log_ndtr(ends).tolist()
-        return math.exp(above) - math.exp(epsilon + below) <= delta
-
-    if not math.isfinite(mu):
-        return math.inf
-    if not mu or holds(0.0):
-        return 0.0
-    lower, upper = 0.0, 1.0
-    while not holds(upper):
-        lower, upper = upper, 2 * upper
-    while lower < (middle := (lower + upper) / 2) < upper:
-        lower, upper = (lower, middle) if holds(middle) else (middle, upper)
-    return upper
-
-
-def uses_of_an_example(batches: Mapping[int, int], num_examples: int | None) -> int:
-    """How often any one example was used in a round of shuffled epochs over `num_examples` of them.
-
-    batches: number of steps by batch size. Within an epoch batches share no example, as `fl.local.plan_batches` makes
-    them. Without the number of examples every step may have used the same one.
-
-    >>> uses_of_an_example({4: 4, 2: 2}, 10), uses_of_an_example({4: 4}, 10), uses_of_an_example({4: 1}, 10)
-    (2, 2, 1)
-    """
-    steps, largest = sum(batches.values()), max(batches)
-    if num_examples is None or num_examples < largest:
-        return steps
-    whole, rest = divmod(num_examples, largest)
-    # A short batch ends an epoch; where there was none, it was dropped or never reached.
-    return math.ceil(steps / (whole + (1 if rest and len(batches) > 1 else 0)))
+    return steps if steps_per_epoch is None else math.ceil(steps / steps_per_epoch)
 
 
 def _rdp(history: History, noise_multiplier: float, delta: float) -> float:

@@ -9,12 +9,14 @@ from typing import Literal
 from torch import nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params, State, Update
 from leaktight.defenses.accounting import Accountant, check_privacy_settings, require_opacus, sampled_epsilon
 from leaktight.defenses.dp_sgd import with_noise
+from leaktight.defenses.perturbation import widened
 from leaktight.models.surgery import has_batch_norm
 
 
@@ -69,11 +71,11 @@ class ClientDp(Defense):
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
         if self.noise_multiplier:
             require_opacus()
-        return model, {"rounds": 0}
+        return model, {"rounds": 0, "answered": 0}
 
     def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
         rounds = state["rounds"] + 1 if self.sampling_rate == 1 else plan.round + 1
-        return plan, {**state, "rounds": rounds}
+        return plan, {**state, "rounds": rounds, "answered": state["answered"] + 1}
 
     def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
         if step.model.training and has_batch_norm(step.model):
@@ -87,18 +89,35 @@ class ClientDp(Defense):
         size = math.sqrt(float(squared_norm(update.tensors.values())))
         report("clip_rate", float(size > self.clip_norm))
         factor = min(1.0, self.clip_norm / size) if size else 1.0
-        tensors = {name: factor * tensor for name, tensor in update.tensors.items()}
+        tensors = {name: factor * widened(tensor) for name, tensor in update.tensors.items()}
         if self.noise_multiplier:
             std = self.noise_multiplier * self.clip_norm / math.sqrt(self.noise_shares)
             tensors = with_noise(tensors, std, rng=rng)
             self._report(state, report)
         num_examples = update.num_examples if self.noise_shares == 1 else None
-        return replace(update, tensors=tensors, num_examples=num_examples, metrics={}), state
+        sent = {name: tensor.to(update.tensors[name].dtype) for name, tensor in tensors.items()}
+        return replace(update, tensors=sent, num_examples=num_examples, metrics={}), state
+
+    @property
+    def private(self) -> bool:
+        return self.noise_multiplier > 0
+
+    def spent(self, state: State) -> Spent:
+        """Against a server that reads every update and knows who took part; with noise_shares it reads more of each."""
+        if not self.noise_multiplier:
+            return Spent(math.inf, self.delta)
+        uses = state["answered"] * self.noise_shares
+        return Spent(gaussian_epsilon(math.sqrt(uses) / self._multiplier, self.delta), self.delta)
+
+    @property
+    def _multiplier(self) -> float:
+        """Noise over sensitivity."""
+        return self.noise_multiplier / (2 if self.adjacency == "replace" else 1)
 
     def _report(self, state: State, report: Report) -> None:
         epsilon = sampled_epsilon(
             [[self.sampling_rate, state["rounds"]]],
-            noise_multiplier=self.noise_multiplier / (2 if self.adjacency == "replace" else 1),
+            noise_multiplier=self._multiplier,
             delta=self.delta,
             accountant=self.accountant,
         )

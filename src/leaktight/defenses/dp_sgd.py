@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.protocols import ClientFacts, Defense, Report, Step
+from leaktight.core.privacy import Spent, gaussian_epsilon
+from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
+from leaktight.core.secret import released
 from leaktight.core.types import Params, State, Update
 from leaktight.defenses.accounting import (
     Accountant,
     check_privacy_settings,
     counted,
-    gaussian_epsilon,
     require_opacus,
     sampled_epsilon,
     uses_of_an_example,
 )
+from leaktight.defenses.perturbation import widened
 
 _STABILITY = 1e-6  # Opacus adds the same to every norm
 
@@ -35,21 +37,23 @@ class DpSgd(Defense):
     delta: the probability with which epsilon need not hold. It should be well below 1 / the client's examples.
     accountant: Opacus' "rdp", "prv" (tightest, slow) or "gdp" (an approximation that can be too low).
 
-    Reported every round, for all rounds so far, of the client with the largest: `epsilon` by the accountant, and
-    `epsilon_unamplified`, which needs no assumption on how batches were drawn. No finite epsilon: none is reported.
+    Reported every round, for all rounds so far, of the client with the largest: `epsilon`, which is proven, and
+    `epsilon_if_poisson` by the accountant. No finite epsilon: none is reported.
 
-    **`epsilon` assumes Poisson sampling**, as users of Opacus usually do: every example in every batch independently,
-    with probability batch size / examples of the client. Local training here shuffles and goes through all examples
-    instead, so `epsilon` is the customary figure and not a proof. `epsilon_unamplified` is one: within an epoch an
-    example enters one step, so k epochs are k Gaussian mechanisms, and the order of the batches may even be known.
+    `epsilon` needs no assumption on how batches were drawn: within an epoch an example enters one step, so k epochs are
+    k Gaussian mechanisms, and the order of the batches may even be known. Where nobody counts epochs (a loop of your
+    own that does not say steps_per_epoch), every step may have used the same example, and all of them count.
+    **`epsilon_if_poisson` assumes Poisson sampling**, as users of Opacus usually do: every example in every batch
+    independently, with probability batch size / examples of the client. Local training here shuffles and goes through
+    all examples instead: it is the customary figure, for comparison, and nothing here keeps it.
 
     Neighbours differ in one example of one client being there or contributing zero; replacing one by another costs what
-    noise_multiplier / 2 would. The update's own metrics (the training loss) are not sent. The number of examples
-    counts as public.
+    noise_multiplier / 2 would. Nothing else about the data is sent: aggregators that need a loss are refused. The
+    number of examples counts as public.
 
     Reference: Abadi et al. 2016; Mironov 2017 (rdp), Gopi et al. 2021 (prv), Bu et al. 2020 (gdp).
     Assumes: examples that meet nowhere but in the mean, so batch normalisation in training mode is an error; that the
-    run's seed is secret; real numbers where there are floating-point ones.
+    client's key is secret. docs/defenses.md says what is done about floating-point numbers.
     Differs from the paper: batches of shuffled epochs, see above; the noise of an incomplete batch is divided by its
     own size; the sampling rate of each step is that of its batch.
     """
@@ -62,6 +66,10 @@ class DpSgd(Defense):
     def __post_init__(self) -> None:
         check_privacy_settings(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta)
 
+    @property
+    def private(self) -> bool:
+        return self.noise_multiplier > 0
+
     def groups(self, names: Sequence[str]) -> list[list[str]]:
         """The parameters that are clipped together."""
         return [list(names)]
@@ -73,7 +81,17 @@ class DpSgd(Defense):
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
         if self.noise_multiplier:
             require_opacus()
-        return model, {"num_examples": facts.num_examples, "batches": {}, "groups": 1, "history": [], "uses": 0}
+        return model, {
+            "num_examples": facts.num_examples,
+            "batches": {},
+            "steps_per_epoch": None,
+            "groups": 1,
+            "history": [],
+            "uses": 0,
+        }
+
+    def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
+        return plan, {**state, "steps_per_epoch": plan.steps_per_epoch}
 
     def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
         each = step.per_example()
@@ -85,7 +103,8 @@ class DpSgd(Defense):
             mean = with_noise(mean, self.noise_multiplier * clip_norm / size, rng=rng)
         batches = {**state.get("batches", {})}
         batches[str(size)] = batches.get(str(size), 0) + 1
-        return mean, {**state, "batches": batches, "groups": len(groups)}
+        gradient = {name: tensor.to(each[name].dtype) for name, tensor in mean.items()}
+        return gradient, {**state, "batches": batches, "groups": len(groups)}
 
     def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
         batches = {int(size): steps for size, steps in state["batches"].items()}
@@ -94,23 +113,33 @@ class DpSgd(Defense):
             **state,
             "batches": {},
             "history": counted(state["history"], rates),
-            "uses": state["uses"] + uses_of_an_example(batches, update.num_examples),
+            "uses": state["uses"] + uses_of_an_example(sum(batches.values()), state["steps_per_epoch"]),
         }
         self._report(state, report)
         return replace(update, metrics={}), state
 
+    def spent(self, state: State) -> Spent:
+        if not self.noise_multiplier:
+            return Spent(math.inf, self.delta)
+        return Spent(gaussian_epsilon(math.sqrt(state["uses"]) / self._multiplier(state), self.delta), self.delta)
+
+    def _multiplier(self, state: State) -> float:
+        """Noise over sensitivity: each group may change by clip_norm, so together by sqrt(groups) times it."""
+        return self.noise_multiplier / math.sqrt(state["groups"])
+
     def _report(self, state: State, report: Report) -> None:
         if not self.noise_multiplier:
             return
-        # Each group may change by clip_norm, so together by sqrt(groups) times it.
-        multiplier = self.noise_multiplier / math.sqrt(state["groups"])
-        spent = {
-            "epsilon": sampled_epsilon(
-                state["history"], noise_multiplier=multiplier, delta=self.delta, accountant=self.accountant
+        figures = {
+            "epsilon": self.spent(state).epsilon,
+            "epsilon_if_poisson": sampled_epsilon(
+                state["history"],
+                noise_multiplier=self._multiplier(state),
+                delta=self.delta,
+                accountant=self.accountant,
             ),
-            "epsilon_unamplified": gaussian_epsilon(math.sqrt(state["uses"]) / multiplier, self.delta),
         }
-        for name, value in spent.items():
+        for name, value in figures.items():
             if math.isfinite(value):
                 report(name, value)
         report("delta", self.delta)
@@ -119,7 +148,8 @@ class DpSgd(Defense):
 def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float) -> tuple[dict[str, Tensor], Tensor]:
     """The mean over examples of gradients (N, *shape), each group of names scaled to norm `clip_norm` at most.
 
-    Gives also the factors, (groups, N). Differentiable, for an attacker who clips alike.
+    Gives also the factors, (groups, N). In float32 at least: rounding to half precision would lengthen what was
+    clipped. Differentiable, for an attacker who clips alike.
     """
     means: dict[str, Tensor] = {}
     factors = []
@@ -129,12 +159,12 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
         norms = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]
         factor = (clip_norm / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + _STABILITY)).clamp(max=1)
         for name, row in rows.items():
-            means[name] = (factor.to(row.dtype) @ row / len(row)).reshape(each[name].shape[1:])
+            wide = widened(row)
+            means[name] = (factor.to(wide.dtype) @ wide / len(wide)).reshape(each[name].shape[1:])
         factors.append(factor)
     return {name: means[name] for name in each}, torch.stack(factors)
 
 
 def with_noise(tensors: Params, noise_std: float, *, rng: Rng) -> dict[str, Tensor]:
-    """Independent Gaussian noise on every element."""
-    noise = rng.secret().normal_like(tensors)
-    return {name: tensor + noise_std * noise[name] for name, tensor in tensors.items()}
+    """Independent Gaussian noise on every element, rounded to a grid that does not depend on the data."""
+    return released(tensors, noise_std, rng.secret())

@@ -14,7 +14,9 @@ from leaktight.core.protocols import ClientFacts, Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import Broadcast, Params, State, Update
-from leaktight.fl.client import Client, Evaluate, Evaluated
+from leaktight.fl.client import Client
+from leaktight.fl.consent import NOTHING_YET
+from leaktight.fl.messages import Evaluate, Evaluated
 from leaktight.models.keylock import LOCK, Blocks, lock_blocks, normalise_blocks
 
 Holding = Literal["own", "random_key", "wrong_key", "random", "zero"]
@@ -87,7 +89,7 @@ def score_keys(
     fresh = _fresh_parts(client, rng)
     other = next(name for name in sorted(states) if name != client.name)
     held: dict[Holding, State] = {
-        "own": own,
+        "own": _with(own),
         "random_key": _with(own, buffers=_keys(fresh["buffers"])),
         "wrong_key": _with(own, buffers=_keys(states[other]["buffers"])),
         "random": _with(own, buffers=_keys(fresh["buffers"]), params=fresh["params"]),
@@ -116,6 +118,7 @@ def _with(state: State, *, params: Params | None = None, buffers: Params | None 
     """The client's state with other private parts in it."""
     return {
         **state,
+        "conduct": NOTHING_YET,  # who compares keys asks for several scores
         "params": {**state["params"], **(params or {})},
         "buffers": {**state["buffers"], **(buffers or {})},
     }

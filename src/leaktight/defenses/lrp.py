@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.protocols import ClientFacts, Conversation, Defense, Question, Report, RoundPlan
+from leaktight.core.protocols import Asked, ClientFacts, Conversation, Defense, Question, Report, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.types import State, Update
 from leaktight.crypto.secure_sum import masked, new_private_key, public_key, unmasked_sum
@@ -43,6 +43,14 @@ class Lrp(Defense):
     def __post_init__(self) -> None:
         if not 0 <= self.spread <= 1:
             raise ValueError(f"expected spread in [0, 1], got {self.spread}")
+
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {
+            "lrp_key": Asked("a public key, for masks that two clients share", ("public",)),
+            "lrp_counts": Asked("the client's counts under masks that cancel in the sum alone", ("masked",)),
+            "lrp_sums": Asked("that the sums arrived"),
+        }
 
     def counts(self, facts: ClientFacts) -> Mapping[str, int]:
         """What is summed over the clients, by name."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from torch import nn
 
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import OutsideBudgetError, UsageError
+from leaktight.core.privacy import Spent
 from leaktight.core.protocols import (
     Answers,
+    Asked,
     ClientFacts,
     Conversation,
     Defense,
@@ -39,8 +42,8 @@ class Stack(Defense):
     Every part has its own state, its own random stream and its own name: its kind (for a defense of your own, its class
     in snake case), numbered from the second of its kind on. Its figures are reported as "name.figure", its time as
     "name_seconds", its questions to clients as "name:question". On the server `on_aggregate` runs from the last part to
-    the first: what was put on last is taken off first. An (epsilon, delta) of a part holds for the stack only if the
-    parts after it do not look at the data.
+    the first: what was put on last is taken off first. After a part that promises differential privacy the later ones
+    get its gradient and not the examples: an (epsilon, delta) of a part holds for the stack.
 
     Reference: none. Assumes: nothing beyond what its parts assume.
     """
@@ -70,8 +73,25 @@ class Stack(Defense):
         return result
 
     @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {
+            f"{name}{_BETWEEN}{kind}": asked
+            for name, part in self.named.items()
+            for kind, asked in part.questions.items()
+        }
+
+    @property
     def private_parts(self) -> bool:
         return any(part.private_parts for part in self.parts)
+
+    @property
+    def private(self) -> bool:
+        return any(part.private for part in self.parts)
+
+    def spent(self, state: State) -> Spent | None:
+        """The largest of the parts' figures: each of them holds."""
+        found = [part.spent(state[name]) for name, part in self.named.items() if part.private]
+        return max((each for each in found if each is not None), key=lambda each: each.epsilon, default=None)
 
     def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
         for name, part in self.named.items():
@@ -115,6 +135,8 @@ class Stack(Defense):
         changed_by: str | None = None
         for name, part in self.named.items():
             seen = step if changed_by is None else replace(step, per_example=_lost(name, changed_by))
+            if changed_by is not None and self.named[changed_by].private:
+                seen = _without_examples(seen, name, changed_by)
             with _measured(name, report) as own_report:
                 gradient, states[name] = part.on_gradient(seen, state[name], rng=rng.child(name), report=own_report)
             if changed_by is None and _differs(gradient, step.gradient):
@@ -166,6 +188,31 @@ def _lost(asking: str, changed_by: str) -> Callable[[], Params]:
         )
 
     return refuse
+
+
+class _NoExamples:
+    """What stands in for a batch once its gradient is private: its size, and an error for everything else."""
+
+    def __init__(self, size: int, asking: str, private: str) -> None:
+        self._size = size
+        self._reason = (
+            f"{asking} looks at the examples after {private} in the stack, which the epsilon of {private} does not "
+            f"count; put {asking} before it or leave it out"
+        )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getattr__(self, name: str) -> Any:
+        raise OutsideBudgetError(self._reason)
+
+    def __call__(self, *arguments: Any) -> Any:
+        raise OutsideBudgetError(self._reason)
+
+
+def _without_examples(step: Step, asking: str, private: str) -> Step:
+    nothing: Any = _NoExamples(len(step.batch), asking, private)
+    return replace(step, batch=nothing, loss=nothing)
 
 
 def _addressed(conversation: Conversation[None], name: str) -> Generator[Questions, Answers, None]:

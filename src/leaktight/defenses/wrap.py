@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.privacy import Spent
 from leaktight.core.protocols import ClientFacts, Defense, Question, RoundPlan, Step
-from leaktight.core.rng import Rng
+from leaktight.core.rng import ModelSecrets, Rng, draws_secrets
 from leaktight.core.tasks import Classification, Task, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Params, State, Update, UpdateKind
 from leaktight.fl.client import Meter
+from leaktight.fl.consent import request_digest
 from leaktight.fl.local import Trainer, batch_loss, per_example_gradients, timed
 
 
@@ -69,6 +73,13 @@ class Defended:
         self._gradient: Params = {}
         self._index = 0
         self._batch: Batch | None = None
+        self._asked_for = ""
+        self._told: dict[str, Tensor] = {}
+        self._steps_per_epoch: int | None = None
+        self._this_epoch: set[bytes] = set()
+        self._secrets = _SecretPasses()
+        self.model.register_forward_pre_hook(self._secrets.begin)
+        self.model.register_forward_hook(self._secrets.end, always_call=True)
         if state is not None:
             self._restore(state)
 
@@ -79,9 +90,11 @@ class Defended:
         for name, tensor in tensors.items():
             if name not in own:
                 raise UsageError(f"expected tensors of the model, got {name!r}; send the model's own state_dict")
-            if name not in self._private:
-                with torch.no_grad():
-                    own[name].copy_(tensor)
+            if name in self._private:
+                self._told[name] = tensor.detach().clone()
+                continue
+            with torch.no_grad():
+                own[name].copy_(tensor)
 
     def answer(self, question: Question) -> State:
         """Answer a question of the server's side of the defense (`Defense.agree`)."""
@@ -95,7 +108,8 @@ class Defended:
     ) -> tuple[float, ...]:
         """Begin a round of so many steps; gives the learning rate to use in each.
 
-        steps_per_epoch: after how many steps an example may come again; tightens what DP-SGD can promise.
+        steps_per_epoch: after how many steps an example may come again. Without it a defense that counts epsilon counts
+        every step as a use of the same example; with it, one that comes earlier is an error.
         loss_scale: the server's factor on the loss; `loss` applies it, or what the defense makes of it.
         """
         self._between_rounds()
@@ -103,6 +117,9 @@ class Defended:
             raise UsageError(f"expected steps >= 1, got {steps}")
         self._meter, self._index, self._gradient, self._batch = Meter(), 0, {}, None
         self._before = (cloned(self._tensors()), self._memory)
+        self._asked_for = self._request(learning_rate, loss_scale)
+        self._secrets.source = ModelSecrets(self.rng.child("round", self.round, "model", self._asked_for))
+        self._steps_per_epoch, self._this_epoch = steps_per_epoch, set()
         plan = RoundPlan(self.round, (learning_rate,) * steps, loss_scale, steps_per_epoch)
         with timed(self._meter):
             plan, self._memory = self.defense.on_round(
@@ -138,8 +155,9 @@ class Defended:
                 f"expected the batch that batch() gave, got another; {type(self.defense).__name__} changes batches: "
                 "call batch() on each before the forward pass"
             )
+        self._check_epoch(inputs)
         rng = self._stream.child("step", self._index, "gradient")
-        with timed(self._meter):
+        with timed(self._meter), self._secrets.drawing():
             gradient, self._memory = self.defense.on_gradient(
                 self._step(batch), self._memory, rng=rng, report=self._meter
             )
@@ -159,7 +177,7 @@ class Defended:
         update = self._undefended(kind, self.facts.num_examples if num_examples is None else num_examples)
         with timed(self._meter):
             update, self._memory = self.defense.on_update(
-                update, self._memory, rng=self._stream.child("update"), report=self._meter
+                update, self._memory, rng=self._stream.child("update", kind), report=self._meter
             )
         broken = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})
         if broken is not None:
@@ -168,7 +186,7 @@ class Defended:
                 f"the update of {broken!r} is not finite; there is nothing to send, and the model is as it was before "
                 "the round; lower the learning rate or check the data"
             )
-        self._before = None
+        self._end_round()
         self._keep(update)
         self.metrics = self._meter.figures()
         self.round += 1
@@ -180,7 +198,12 @@ class Defended:
         with torch.no_grad():
             for name, tensor in self._tensors().items():
                 tensor.copy_(tensors[name])
-        self._before = None
+        self._end_round()
+
+    @property
+    def spent(self) -> Spent | None:
+        """What the rounds so far have cost of this client's privacy; None where the defense does not count."""
+        return self.defense.spent(self._memory)
 
     def state_dict(self) -> dict[str, Any]:
         """What this client must remember between rounds, as plain values for `core.tensors.pack`. Never send it."""
@@ -191,7 +214,30 @@ class Defended:
     @property
     def _stream(self) -> Rng:
         """The round's place in the tree of random streams: the one that `fl.client.Client` uses."""
-        return self.rng.child("round", self.round, "defense")
+        return self.rng.child("round", self.round, "defense", self._asked_for)
+
+    def _check_epoch(self, inputs: Tensor) -> None:
+        """Where a budget rests on it, see that no example comes twice in an epoch."""
+        if not self.defense.private or self._steps_per_epoch is None:
+            return
+        if self._index % self._steps_per_epoch == 0:
+            self._this_epoch = set()
+        rows = {hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in inputs.detach().cpu().float()}
+        if len(rows) < len(inputs) or rows & self._this_epoch:
+            raise UsageError(
+                f"expected every example once in an epoch of {self._steps_per_epoch} steps, got one a second time; "
+                "leave steps_per_epoch out of start_round(), so that every step counts as a use of it"
+            )
+        self._this_epoch |= rows
+
+    def _request(self, learning_rate: float, loss_scale: float) -> str:
+        """A hash of what the server sent for this round: two models never meet the same noise."""
+        own = {**self._tensors(), **self._told}
+        params, buffers = ({name: own[name] for name in names} for names in (self._shared_params, self._shared_buffers))
+        return request_digest(params, buffers, learning_rate, loss_scale)
+
+    def _end_round(self) -> None:
+        self._before = self._secrets.source = None
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**parameters_of(self.model), **buffers_of(self.model)}
@@ -260,3 +306,27 @@ class Defended:
                 own[name].copy_(tensor)
         self._memory, self._private = state["defense"], set(state["private"])
         self.round, self._asked = state["round"], state["asked"]
+
+
+class _SecretPasses:
+    """Has every forward pass of a network draw from the round's secrets; copied or stored, it has none to give."""
+
+    def __init__(self) -> None:
+        self.source: ModelSecrets | None = None
+        self._open: AbstractContextManager[None] | None = None
+
+    def drawing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.source is None else self.source.drawing()
+
+    def begin(self, module: nn.Module, inputs: Any) -> None:
+        if self.source is not None and not draws_secrets():
+            self._open = self.source.drawing()
+            self._open.__enter__()
+
+    def end(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+    def __reduce__(self) -> tuple[type[_SecretPasses], tuple[()]]:
+        return type(self), ()
