@@ -24,8 +24,9 @@ from leaktight.defenses.clipping import Clipping
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Answered, Ask, Client, Train
+from leaktight.fl.client import Client
 from leaktight.fl.local import Trainer
+from leaktight.fl.messages import Answered, Ask, Train
 from leaktight.models import MODELS, build_model
 
 EXAMPLES = 500
@@ -48,7 +49,7 @@ class Round:
         self.in_hooks: list[float] = []
 
     def __call__(self) -> None:
-        report = self.client.train_round(self.request, self.state).trained.report
+        report = self.client.train_round(self.request, self.state).report
         self.in_hooks.append(report["defense_seconds"] / report["seconds"])
 
 

@@ -19,7 +19,7 @@ from leaktight.models import MODELS, build_model
 
 
 def main() -> None:
-    rng = Rng(0)
+    rng = Rng.fresh()
     dataset = Digits().load(Path())
     partition = Shards(clients=20, shards_per_client=2).split(dataset, rng=rng.child("partition"))
     model = build_model(

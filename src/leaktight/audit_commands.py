@@ -23,7 +23,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.engines.cluster import run_on_ray
 from leaktight.engines.tasks import Runner, run_locally
-from leaktight.fl.run_folder import RunFolder, open_run
+from leaktight.fl.run_folder import RunFolder, open_run, without_secrets
 from leaktight.scenario import load_data
 
 PRELOAD = "leaktight.audit.preload"
@@ -127,7 +127,7 @@ def command_line(folder: RunFolder) -> str:
     """The command line that began the run."""
     file = folder.path / "command.txt"
     if not file.exists():
-        write_atomically(file, shlex.join(["leaktight", *sys.argv[1:]]) + "\n")
+        write_atomically(file, shlex.join(["leaktight", *without_secrets(sys.argv[1:])]) + "\n")
     return file.read_text().strip()
 
 

@@ -27,6 +27,7 @@ from leaktight.core.training import LocalTraining
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.defenses.stack import Stack
+from leaktight.fl.consent import Consent
 from leaktight.fl.protocol import FederationPlan
 from leaktight.guard import BroadcastGuard
 from leaktight.models import MODELS
@@ -90,6 +91,7 @@ class Config:
     key: the secret root of an experiment that is to be replayed, `secret_seed` in a config; None: a fresh one. It is
     not part of the record: the run's folder keeps it, for its owner alone.
     guard: what clients look at a model with before they train on it; None without a table `[guard]`.
+    consent: what clients insist on beyond the plan; a table `[consent]`.
     """
 
     seed: int
@@ -106,6 +108,7 @@ class Config:
     audit: AuditSettings | None = None
     attacked: LocalTraining | None = None
     guard: BroadcastGuard | None = None
+    consent: Consent = Consent()
     key: bytes | None = field(default=None, repr=False)
 
     @property
@@ -126,6 +129,7 @@ class Config:
             "threat": plain(self.threat),
             **({"attack": one_or_all(self.attacks)} if self.attacks else {}),
             **({"guard": plain(self.guard)} if self.guard else {}),
+            **({"consent": plain(self.consent)} if self.consent != Consent() else {}),
             **({"audit": self._audit()} if self.audit or self.attacked else {}),
         }
         return tomli_w.dumps(tables)
@@ -226,6 +230,7 @@ def _resolve(tables: dict[str, Any], where: str) -> Config:
         "federation",
         "threat",
         "guard",
+        "consent",
         "audit",
         *_LISTS,
     }
@@ -255,6 +260,7 @@ def _resolve(tables: dict[str, Any], where: str) -> Config:
         audit=build(AuditSettings, audit, where, "audit", also=("local",)) if "audit" in tables else None,
         attacked=None if attacked is None else _attacked(tables["local"], attacked, where),
         guard=build(BroadcastGuard, tables["guard"], where, "guard") if "guard" in tables else None,
+        consent=build(Consent, tables.get("consent", {}), where, "consent"),
         key=_key(tables["secret_seed"], where) if "secret_seed" in tables else None,
     )
 

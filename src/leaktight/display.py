@@ -35,7 +35,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         "-" if row["loss"] is None else f"{row['loss']:.4f}",
         "-" if row["train_loss"] is None else f"{row['train_loss']:.4f}",
         f"{row['seconds']:.2f}",
-        f"{100 * row['client']['defense_seconds'] / row['client']['seconds']:.1f} %",
+        f"{100 * row['client']['defense_seconds'] / row['client']['seconds']:.1f} %" if row["client"] else "-",
         human_bytes(row["bytes_up"]),
         human_bytes(row["bytes_down"]),
         f"{row['clients']}{failed}",

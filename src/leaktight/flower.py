@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from leaktight.config import Config, kind_of, load_config
 from leaktight.core.errors import UsageError
+from leaktight.core.rng import parse_key
 from leaktight.engines.flower.guarding import guard_mod
 from leaktight.engines.flower.mods import defense_mod
 from leaktight.engines.flower.node import Home
 from leaktight.engines.flower.node import client_app as make_client_app
 from leaktight.engines.flower.recording import record_updates
 from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.engines.inprocess import Told
 from leaktight.engines.training import Row, train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.run_folder import open_run
@@ -68,7 +70,8 @@ def client_app(config: Path | str) -> ClientApp:
     """The ClientApp of a scenario.
 
     Its node config: `partition-id` or `client`, which client it is; `state-dir`, where its private state is kept;
-    `data-root`; `reproducible`, to draw from the config's seed (for tests: whoever has the config knows all noise).
+    `data-root`; `secret-seed`, to draw from this key of 64 hexadecimal digits instead of one that the node draws for
+    itself and gives to nobody (to replay a run, in tests: whoever has it knows all noise).
     """
     return make_client_app(partial(_home, str(config)))
 
@@ -81,20 +84,22 @@ def _played(
     state: FederationState | None = None,
     *,
     workers: int | None = None,
+    told: Told | None = None,
     **watchers: Any,
 ) -> FederationState:
-    """`engines.flower.server.play` as an engine; where clients work is not for the server to say."""
+    """`engines.flower.server.play` as an engine: where clients work, and what they measure, is not for it to say."""
     name = run_name(folder, resumed=state is not None)
     return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
 
 
 def _home(config: str, message: Message, context: Context) -> Home:
     node = context.node_config
-    folder = node.get("state-dir")
+    folder, key = node.get("state-dir"), node.get("secret-seed")
+    federation = _held(config, str(node.get("data-root", "")))
     return Home(
-        _held(config, str(node.get("data-root", ""))),
+        federation.keyed(parse_key(str(key))) if key else federation,
         Path(str(folder)) if folder else None,
-        reproducible=node.get("reproducible") is True,
+        reproducible=bool(key),
     )
 
 

@@ -54,7 +54,7 @@ def run_inspect(request: Request, output: Output) -> None:
     if output.dry_run:
         return
     path = _path(prepared.record, output)
-    with open_run(path, prepared.record, resume=output.resume) as folder:
+    with open_run(path, prepared.record, resume=output.resume, clients=False) as folder:
         command = command_line(folder)
         with resumable(command, path, errors), AuditDisplay(0, errors) as display:
             summary = run_inspection(

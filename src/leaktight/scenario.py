@@ -39,6 +39,7 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
         defense=config.defense,
         mode=config.model.mode,
         guard=config.guard,
+        consent=config.consent,
         rng=rng.child("federation"),
     )
 

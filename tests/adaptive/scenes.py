@@ -16,9 +16,10 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Observation, Params, State, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
-from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Client, Train
+from leaktight.fl.aggregators import FedAvg, FedSgd
+from leaktight.fl.client import Client
 from leaktight.fl.local import Trainer
+from leaktight.fl.messages import Train
 from leaktight.metrics import match, psnr
 from leaktight.models import build_model
 from leaktight.models.small import LeNetZhu
@@ -72,7 +73,8 @@ def play(
     plain = build_model(LeNetZhu(activation="sigmoid"), data.shape, data.num_classes, init="wide", rng=replayed(seed))
     model = defense.prepare(plain, rng=replayed(seed).child("prepare"))
     held = examples(count, seed)
-    client = Client("a", held, held, Trainer(model, local, defense=defense), FedAvg(), replayed(noise_seed))
+    aggregator = FedSgd() if kind == "gradient" else FedAvg()
+    client = Client("a", held, held, Trainer(model, local, defense=defense), aggregator, replayed(noise_seed))
     broadcast = Broadcast(params or cloned(parameters_of(model)), cloned(buffers_of(model)), round_index)
     done = client.train_round(Train(broadcast, local.learning_rate, kind), state)
     truth = done.truth()

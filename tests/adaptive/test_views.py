@@ -25,7 +25,7 @@ from leaktight.adaptive.table import adaptation_to
 from leaktight.attacks.matched import Simulation, View
 from leaktight.attacks.presets import CsDlg
 from leaktight.core.protocols import ClientFacts, Defense
-from leaktight.core.rng import global_seed
+from leaktight.core.rng import drawn_like, secret_model
 from leaktight.core.types import Params
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.clipping import Clipping
@@ -41,6 +41,7 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
+from leaktight.fl.consent import request_digest
 from leaktight.models.keylock import KeyLock
 
 
@@ -126,8 +127,9 @@ def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["firs
 def test_the_true_noise_explains_a_precode_update() -> None:
     defense = Precode(latent_size=8)
     scene = play(defense)
-    with global_seed(replayed(0).child("round", 0).child("model")):
-        noise = torch.randn(1, 8).double()
+    asked = request_digest(scene.seen.broadcast.params, scene.seen.broadcast.buffers, LOCAL.learning_rate, 1.0)
+    with secret_model(replayed(0).child("round", 0, "model", asked)):
+        noise = drawn_like(torch.zeros(1, 8)).double()
     (name,) = view_of(scene).unknowns
     assert explained(scene, {name: noise}) < 1e-9
     assert explained(scene) > 1e-4

@@ -15,7 +15,16 @@ import pytest
 from tests.audit.scenes import SMALL
 from tests.seeds import replayed
 
-RESULTS = {"config.toml", "environment.json", "command.txt", "trials.jsonl", "summary.json", "images", "report.html"}
+RESULTS = {
+    "command.txt",
+    "config.toml",
+    "environment.json",
+    "images",
+    "report.html",
+    "secret.key",
+    "summary.json",
+    "trials.jsonl",
+}
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -59,7 +68,7 @@ def wait_for_lines(run: Path, number: int, process: subprocess.Popen[str]) -> No
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("audit")
-    (path / "small.toml").write_text(SMALL)
+    (path / "small.toml").write_text(f'secret_seed = "{"ab" * 32}"\n{SMALL}')
     return path
 
 

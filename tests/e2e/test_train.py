@@ -46,7 +46,9 @@ def test_json_is_all_that_stdout_holds(tmp_path: Path) -> None:
         "config.toml",
         "environment.json",
         "checkpoint.safetensors",
+        "clients-00003.safetensors",
         "model.safetensors",
+        "secret.key",
         "summary.json",
         "curve.png",
         "holdings.png",
@@ -180,7 +182,8 @@ def children_of(process: subprocess.Popen[bytes]) -> list[int]:
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_run_ends_in_the_same_model(tmp_path: Path, kills: int) -> None:
     moments = replayed(5).public_numpy()
-    settings = ["--set", f"federation.rounds={4 * kills}", "--set", "local.epochs=2"]
+    changes = (f"federation.rounds={4 * kills}", "local.epochs=2", f"secret_seed={'ab' * 32}")
+    settings = [word for change in changes for word in ("--set", change)]
     whole = leaktight("train", *settings, "--json", "--out", "whole", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
     checkpoint = tmp_path / "cut" / "checkpoint.safetensors"

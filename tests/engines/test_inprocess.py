@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from leaktight.core.threat import Knowledge, ThreatModel, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params, RoundTrace, State
 from leaktight.engines.inprocess import run
-from leaktight.fl.aggregators import FedSgd, ServerAdam
+from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam
 from leaktight.fl.federation import Federation, FederationState, first_state
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
 
@@ -108,19 +109,30 @@ def test_a_client_that_fails_is_named_and_the_rest_goes_on(make_federation: Make
         run(make_federation(defense=FailsSometimes(), plan=FederationPlan(rounds=3)), workers=workers)
 
 
-def observed(make_federation: MakeFederation) -> RoundTrace:
+def observed(make_federation: MakeFederation, **settings: Any) -> RoundTrace:
     traces: list[RoundTrace] = []
-    run(make_federation(plan=FederationPlan(rounds=1)), workers=1, record=traces.append)
+    run(make_federation(plan=FederationPlan(rounds=1), **settings), workers=1, record=traces.append)
     return traces[0]
+
+
+def test_a_count_that_is_not_sent_is_not_told_by_labels_either(make_federation: MakeFederation) -> None:
+    trace = observed(make_federation, aggregator=FedAvg(scheme="I"))
+    seen = ThreatModel(knows=frozenset({Knowledge.LABELS})).observe(trace, "client-001")
+    truth = trace.clients["client-001"].truth.examples.targets
+    assert seen.batch_size is seen.update.num_examples is None
+    assert seen.labels is not None
+    assert seen.labels.tolist() == sorted(set(truth.tolist()))
+    assert len(seen.labels) < len(truth)
 
 
 def test_the_attacker_sees_only_what_the_threat_model_gives(make_federation: MakeFederation) -> None:
     trace = observed(make_federation)
     blind = ThreatModel(knows=frozenset()).observe(trace, "client-001")
-    for name in ("labels", "batch_size", "local_training", "defense", "public_data"):
+    for name in ("labels", "local_training", "defense", "public_data"):
         assert getattr(blind, name) is None
-    assert blind.update.num_examples is None
     assert blind.update.buffers is None
+    sent = trace.clients["client-001"].update.num_examples
+    assert blind.batch_size == blind.update.num_examples == sent, "FedAvg has clients say how many there are"
     assert digest(blind.update.tensors) == digest(trace.clients["client-001"].update.tensors)
     seeing = ThreatModel(knows=frozenset(Knowledge) - {Knowledge.PUBLIC_DATA}).observe(trace, "client-001")
     truth = trace.clients["client-001"].truth

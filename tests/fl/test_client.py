@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,14 +10,16 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.protocols import ClientFacts, Defense, Member, Question, Report, RoundPlan, Step
+from leaktight.core.protocols import Asked, ClientFacts, Defense, Member, Question, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Examples, Params, State, Update
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Answered, Ask, Client, Evaluate, Evaluated, Train, Trained
+from leaktight.fl.client import Client
+from leaktight.fl.consent import Agreement
 from leaktight.fl.local import Trainer
+from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Train, Trained
 from leaktight.fl.wire import decode, encode
 
 
@@ -66,7 +69,6 @@ def test_messages_survive_the_wire(model: nn.Module, examples: Examples) -> None
     )
     back = decode(encode({"reply": done.trained, "truth": done.truth()}))
     assert digest(back["reply"].update.tensors) == digest(done.trained.update.tensors)
-    assert back["reply"].report == done.trained.report
     assert torch.equal(back["truth"].examples.inputs, done.truth().examples.inputs)
 
 
@@ -101,6 +103,10 @@ def test_what_a_defense_withholds_stays_with_the_client(model: nn.Module, exampl
 class Growing(Defense):
     """Adds a private scale to the network."""
 
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {"classes": Asked("a test", ("classes",))}
+
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
         model.register_parameter("secret", nn.Parameter(torch.rand(3, generator=rng.public())))
         return model, {"examples": facts.num_examples}
@@ -128,40 +134,46 @@ def test_private_modules_belong_to_one_client(model: nn.Module, examples: Exampl
 class Secretive(Defense):
     """Draws a secret for every question."""
 
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {"key": Asked("a test", ("secret",), each_round=True), "first": Asked("a test", ("secret",))}
+
     def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
-        return {"secret": rng.entropy()}, state
+        return {"secret": rng.secret_bytes()}, state
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecretiveFedAvg(FedAvg):
     """Draws a secret for every question, too."""
 
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {kind: Asked("a test", ("secret",), each_round=True) for kind in ("key", "share")}
+
     def answer(self, question: Question, state: State, member: Member, *, rng: Rng) -> tuple[State, State]:
-        return {"secret": rng.entropy()}, state
+        return {"secret": rng.secret_bytes()}, state
 
 
 def test_every_question_is_answered_from_a_stream_of_its_own(model: nn.Module, examples: Examples) -> None:
-    """The same question before and after a round, of both sides, and another one: no secret comes twice."""
+    """The same question in two rounds, of both sides, and others: no secret comes twice."""
     client = replace(make_client(model, examples, Secretive()), aggregator=SecretiveFedAvg())
 
-    def secrets_of_two_rounds() -> list[int]:
-        state: State | None = None
-        secrets = []
-        for round_index in range(2):
+    def secrets_of_two_rounds() -> list[bytes]:
+        reply, state = client.handle(Ask(Question("first", {}), "defense"), None)
+        replies = [reply]
+        for number in range(2):
+            _, state = client.handle(request(model, number), decode(encode({"state": state}))["state"])
             for ask in (
-                Ask(Question("key", {}), "defense"),
-                Ask(Question("key", {}), "defense"),
-                Ask(Question("key", {}), "aggregator"),
-                Ask(Question("share", {}), "aggregator"),
+                Ask(Question(f"key/{number}", {}), "defense"),
+                Ask(Question(f"key/{number}", {}), "aggregator"),
+                Ask(Question(f"share/{number}", {}), "aggregator"),
             ):
                 reply, state = client.handle(ask, state)
-                assert isinstance(reply, Answered)
-                secrets.append(reply.payload["secret"])
-            _, state = client.handle(request(model, round_index), decode(encode({"state": state}))["state"])
-        return secrets
+                replies.append(reply)
+        return [reply.payload["secret"] for reply in replies if isinstance(reply, Answered)]
 
     secrets = secrets_of_two_rounds()
-    assert len(set(secrets)) == 8
+    assert len(set(secrets)) == 7
     assert secrets_of_two_rounds() == secrets, "and a run can be repeated"
 
 
@@ -178,7 +190,7 @@ class Halving(Defense):
 def test_a_defense_may_change_the_learning_rates(model: nn.Module, examples: Examples) -> None:
     done = make_client(model, examples, Halving()).train_round(request(model), None)
     assert done.truth().learning_rates[:2] == (0.1, 0.05)
-    assert done.trained.report["mean_rate"] == pytest.approx(0.075)
+    assert done.report["mean_rate"] == pytest.approx(0.075)
 
 
 @dataclass(frozen=True)
@@ -195,7 +207,8 @@ def test_an_update_that_is_not_finite_is_never_sent(model: nn.Module, examples: 
 
 
 def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: Examples) -> None:
-    reply, _ = make_client(model, examples).handle(Evaluate(request(model).broadcast), None)
+    client = replace(make_client(model, examples), agreement=Agreement(scores_on="validation"))
+    reply, _ = client.handle(Evaluate(request(model).broadcast), None)
     assert isinstance(reply, Evaluated)
     held_out = examples.take(torch.arange(10)).batch()
     with torch.no_grad():
@@ -208,7 +221,7 @@ def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: E
 def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
     reply, state = make_client(model, examples).handle(request(model), None)
     assert isinstance(reply, Trained)
-    assert set(state) == {"defense", "aggregator", "params", "buffers", "asked", "guard"}
+    assert set(state) == {"defense", "aggregator", "params", "buffers", "conduct", "guard"}
 
 
 @dataclass(frozen=True)
@@ -222,4 +235,4 @@ class Slow(Defense):
 
 def test_the_time_of_every_hook_counts_as_the_defenses(model: nn.Module, examples: Examples) -> None:
     done = make_client(model, examples, Slow()).train_round(request(model), None)
-    assert done.trained.report["seconds"] > done.trained.report["defense_seconds"] >= 0.05
+    assert done.report["seconds"] > done.report["defense_seconds"] >= 0.05

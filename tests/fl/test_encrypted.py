@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,11 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg, FedSgd, Linear, ServerAdam, ServerMomentum
-from leaktight.fl.client import Answered, Ask, Failed, Reply, Request, Train, Trained
 from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation, FederationState, assemble, first_state
-from leaktight.fl.fusion import FixedFusion, NoisyFusion
+from leaktight.fl.fusion import FixedFusion, NoisyFusion, Shares
+from leaktight.fl.messages import Answered, Ask, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.protocol import FederationPlan, RoundOutcome, carry, federate
 
 SHAPES = {"w": (3, 2), "b": (2,)}
@@ -210,6 +210,94 @@ def test_the_key_holder_looks_for_its_own_key_among_those_relayed() -> None:
         talk.agreed(broadcast_of(SHAPES).params)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loud(NoisyFusion):
+    """Adds more noise than it says."""
+
+    def noise_std(self, shares: Shares) -> float:
+        return 100 * super().noise_std(shares)
+
+
+def test_noise_without_room_fails_the_round_and_is_not_cut_off() -> None:
+    talk, broadcast, state = sealed_talk(FedBoosting(fusion=Loud()))
+    with pytest.raises(RoundFailedError, match="cannot be added up: expected noise within ±"):
+        talk.round(updates_of(broadcast, SIZES), state, broadcast)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 30),
+    st.floats(0.51, 0.99),
+    st.floats(0, 1),
+    st.sampled_from([10, 100, 1000]),
+    st.floats(1e-3, 100),
+    st.integers(0, 99),
+)
+def test_there_is_room_for_twelve_deviations_of_any_noise_that_can_be_drawn(
+    clients: int, least: float, span: float, scale: int, multiplier: float, seed: int
+) -> None:
+    own = (least, least + span * (0.99 - least))
+    fusion = NoisyFusion(own=own, scale=scale, noise_multiplier=multiplier, update_norm=0.7)
+    names = [f"c{place}" for place in range(clients)]
+    low, high = fusion.noise_range(clients)
+    assert low <= fusion.noise_std(fusion.shares(names, rng=replayed(seed))) <= high
+    assert high <= fusion.noise_range(clients + 1)[1]  # a round of fewer clients has less
+    aggregator = Encrypted(of=FedBoosting(fusion=fusion), cipher=replace(SMALL, value_bits=20))
+    assert aggregator.sealing(clients).noise_bound == pytest.approx(12 * high)
+
+
+def test_all_participants_find_the_same_room_and_one_told_another_is_refused() -> None:
+    def lie(client: str, question: Question) -> Question:
+        if client != "c1" or question.kind != "he_take_keys":
+            return question
+        return Question(question.kind, {**question.payload, "clients": 900})
+
+    talk, broadcast = talk_of(Encrypted(of=FedBoosting(fusion=NoisyFusion()), cipher=SMALL)), broadcast_of(SHAPES)
+    talk.before = lie
+    with pytest.raises(RoundFailedError, match=r"c1: expected a ciphertext of Paillier .*same settings"):
+        talk.round(updates_of(broadcast, SIZES), talk.agreed(broadcast.params), broadcast)
+    for number in (1, "three", None):
+        talk.before = lambda client, question, number=number: Question(  # type: ignore[misc]
+            question.kind, {**question.payload, "clients": number}
+        )
+        with pytest.raises(LeaktightError, match="expected the number of clients"):
+            talk.agreed(broadcast.params)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "cipher", "message"),
+    [
+        (NoisyFusion(update_norm=3.0), SMALL, "bound to be at least the fusion's update_norm, 3, got 1; raise bound"),
+        (NoisyFusion(noise_multiplier=1e-8), SMALL, "which the cipher can tell from 0, got 1.198e-08; raise noise_mul"),
+        (NoisyFusion(noise_multiplier=1e-6), Ckks(), "which the cipher can tell from 0"),
+        (None, replace(SMALL, noise_bound=1.0), "expected no noise_bound of the cipher, got 1; leave it out"),
+    ],
+)
+def test_a_cipher_too_narrow_or_too_coarse_for_the_noise_is_refused(
+    fusion: NoisyFusion | None, cipher: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Encrypted(of=FedBoosting(fusion=fusion), cipher=cipher)
+
+
+@pytest.mark.parametrize("cipher", [SMALL, Ckks()], ids=["paillier", "ckks"])
+def test_noise_too_large_for_the_cipher_is_refused_before_the_first_round(cipher: Any) -> None:
+    talk = talk_of(Encrypted(of=FedBoosting(fusion=NoisyFusion(noise_multiplier=1e8)), cipher=cipher))
+    with pytest.raises(UsageError, match=r"no room for the noise of a fusion of 3 clients: expected .* lower"):
+        talk.agreed(broadcast_of(SHAPES).params)
+    assert not talk.asked
+
+
+def test_an_update_of_one_value_fits_once_it_is_shortened() -> None:
+    """In float32, where a product may be rounded up."""
+    of = FedBoosting(fusion=NoisyFusion(update_norm=0.1))
+    talk = talk_of(Encrypted(of=of, cipher=replace(SMALL, bound=0.1)))
+    broadcast = Broadcast({"w": torch.zeros(1)}, {}, 0)
+    talk.agreed(broadcast.params)
+    for value in torch.linspace(0.2, 3, 200):
+        talk.seal("c0", Update({"w": value[None]}, "delta", 1), broadcast)
+
+
 def test_only_linear_aggregators_can_be_encrypted() -> None:
     with pytest.raises(ValueError, match="linear aggregator"):
         Encrypted(of=Encrypted())  # type: ignore[arg-type]
@@ -356,7 +444,7 @@ def test_plain_updates_are_refused_where_encrypted_ones_are_due_and_the_reverse(
 
 
 def test_a_failed_answer_keeps_its_reason() -> None:
-    def refuse(client: str, request: Request, reply: Reply) -> Reply:
+    def refuse(client: str, request: Request, reply: Reply) -> Outcome:
         return Failed("no key") if isinstance(reply, Answered) and "values" in reply.payload else reply
 
     with pytest.raises(RoundFailedError, match="client-000 did not answer 'he_open/0': no key"):

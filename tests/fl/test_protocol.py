@@ -13,7 +13,7 @@ from leaktight.core.rng import Rng
 from leaktight.core.training import Cosine, LocalTraining
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.aggregators import FedAvg, FedSgd
-from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
+from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
 from leaktight.fl.protocol import (
     FederationPlan,
     RoundOutcome,
@@ -40,7 +40,7 @@ def make_server(**changes: object) -> Server:
 
 def good(client: str, request: Request) -> Reply:
     assert isinstance(request, Train)
-    return Trained(Update({"w": torch.ones(2), "b": torch.ones(1)}, "delta", 10), {"seconds": 0.1})
+    return Trained(Update({"w": torch.ones(2), "b": torch.ones(1)}, "delta", 10))
 
 
 def play(
@@ -84,13 +84,13 @@ def test_a_resumed_federation_plays_only_what_is_left() -> None:
         (None, "no answer"),
         (Failed("out of memory"), "out of memory"),
         (Evaluated(1, 1, 0.0), "answered with Evaluated"),
-        (Trained(Update({"w": torch.ones(3)}, "delta", 1), {}), r"'w': expected \(2,\)"),
-        (Trained(Update({"w": torch.ones(2, dtype=torch.float64)}, "delta", 1), {}), "torch.float64"),
-        (Trained(Update({"x": torch.ones(2)}, "delta", 1), {}), "unknown name 'x'"),
-        (Trained(Update({"w": torch.tensor([1.0, float("inf")])}, "delta", 1), {}), "'w' is not finite"),
-        (Trained(Update({"w": torch.ones(2)}, "gradient", 1), {}), "expected a delta, got a gradient"),
-        (Trained(Update({}, "delta", 1), {}), "empty"),
-        (Trained(Update({"w": torch.ones(2)}, "delta", 1, buffers={"m": torch.ones(1)}), {}), "unknown name 'm'"),
+        (Trained(Update({"w": torch.ones(3)}, "delta", 1)), r"'w': expected \(2,\)"),
+        (Trained(Update({"w": torch.ones(2, dtype=torch.float64)}, "delta", 1)), "torch.float64"),
+        (Trained(Update({"x": torch.ones(2)}, "delta", 1)), "unknown name 'x'"),
+        (Trained(Update({"w": torch.tensor([1.0, float("inf")])}, "delta", 1)), "'w' is not finite"),
+        (Trained(Update({"w": torch.ones(2)}, "gradient", 1)), "expected a delta, got a gradient"),
+        (Trained(Update({}, "delta", 1)), "empty"),
+        (Trained(Update({"w": torch.ones(2)}, "delta", 1, buffers={"m": torch.ones(1)})), "unknown name 'm'"),
     ],
 )
 def test_a_bad_answer_is_left_out_or_fails_the_round(reply: Reply | None, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from sklearn.decomposition import FastICA
+from tests.crypto.noise import chance, recovered
 from tests.fl.talks import SMALL, Talk, broadcast_of, flat, talk_of, updates_of
 from tests.seeds import replayed
 
 from leaktight.core.protocols import Question
 from leaktight.core.types import Broadcast, State, Update
-from leaktight.crypto.cipher import CipherError, Sealed
+from leaktight.crypto.cipher import Cipher, CipherError, Sealed
+from leaktight.crypto.ckks import Ckks
 from leaktight.crypto.key_transport import boxed, opened
 from leaktight.crypto.paillier_keys import SecretKey
 from leaktight.crypto.secure_sum import new_private_key, public_key
@@ -26,12 +30,15 @@ from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
 from leaktight.fl.wire import encode
 
 SHAPES = {"w": (300,), "b": (20,)}
+WIDE = replace(SMALL, bound=10.0)
 Rows = NDArray[np.float64]
 
 
-def played(of: Linear, clients: int = 3) -> tuple[Talk, Broadcast, State, dict[str, Update]]:
+def played(
+    of: Linear, clients: int = 3, cipher: Cipher = SMALL, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+) -> tuple[Talk, Broadcast, State, dict[str, Update]]:
     """A round, with every message on record."""
-    talk, broadcast = talk_of(Encrypted(of=of, cipher=SMALL), clients), broadcast_of(SHAPES)
+    talk, broadcast = talk_of(Encrypted(of=of, cipher=cipher), clients), broadcast_of(shapes)
     updates = updates_of(broadcast, {f"c{place}": 10 * (place + 1) for place in range(clients)}, bound=0.5)
     state = talk.agreed(broadcast.params)
     _, state = talk.round(updates, state, broadcast)
@@ -45,11 +52,19 @@ def rows(updates: dict[str, Update]) -> Rows:
 def seen_by(talk: Talk, client: str) -> Rows:
     """What a client has of the candidates it was asked to try, decrypted with the key that every client holds."""
     (sent,) = [q.payload for name, q in talk.asked if name == client and q.kind.startswith("cross_validate")]
-    secret = talk.states[client]["secret"]
-    opened_ = [
-        SMALL.decrypt(Sealed.from_state(part["sealed"]), secret) for _, part in sorted(sent["candidates"].items())
-    ]
-    return np.stack(opened_)
+    assert isinstance(talk.aggregator, Encrypted)
+    read = talk.aggregator._opened(sent, talk.states[client], talk.members[client])
+    return np.stack([flat(read[model]["changes"]).numpy() for model in sorted(read)])
+
+
+def mixed(talk: Talk, updates: dict[str, Update], fusion: NoisyFusion) -> tuple[Rows, float]:
+    """A round's mixtures before noise, and the standard deviation of that noise: what only the server could compute."""
+    inside = ["of"] if isinstance(talk.aggregator, Encrypted) else []
+    names = sorted(updates)
+    shares = fusion.shares(names, rng=replayed(talk.seed).child("server", 4, *inside, "fusion", "shares"))
+    mix = np.array([[shares[model][name] for name in names] for model in names]) / fusion.scale
+    norms = np.linalg.norm(rows(updates), axis=1, keepdims=True)
+    return mix @ (rows(updates) * np.minimum(1, fusion.update_norm / norms)), fusion.noise_std(shares)
 
 
 def closeness(guess: NDArray[np.floating[Any]], truth: Rows) -> Rows:
@@ -154,12 +169,13 @@ def test_a_malicious_server_that_swaps_public_keys_gets_the_secret_key() -> None
 
 
 def test_the_server_and_any_one_client_together_read_everything() -> None:
-    talk, _, _, updates = played(FedBoosting(fusion=NoisyFusion(update_norm=100.0)))
+    talk, _, _, updates = played(FedBoosting(fusion=NoisyFusion(update_norm=10.0)), cipher=WIDE)
+    assert isinstance(talk.aggregator, Encrypted)
+    cipher = talk.aggregator.sealing(len(talk.members))
     for helper in talk.members:
-        read = [
-            SMALL.decrypt(Sealed.from_state(s.sealed or {}), talk.states[helper]["secret"]) for s in talk.sent.values()
-        ]
-        assert np.abs(np.stack(read) - rows(updates)).max() <= SMALL.resolution * 1.001
+        secret = talk.states[helper]["secret"]
+        read = [cipher.decrypt(Sealed.from_state(sent.sealed or {}), secret) for sent in talk.sent.values()]
+        assert np.abs(np.stack(read) - rows(updates)).max() <= WIDE.resolution * 1.001
 
 
 # --- the clients ----------------------------------------------------------------------------------------------------
@@ -251,17 +267,48 @@ def test_noise_limits_what_mixtures_give_away() -> None:
 
 
 def test_noise_reaches_the_clients_and_not_the_aggregate() -> None:
-    fusion = NoisyFusion(update_norm=100.0, noise_multiplier=1e-4)
-    talk, _, _, updates = played(FedBoosting(fusion=fusion))
-    names = sorted(updates)
-    shares = fusion.shares(names, rng=replayed(0).child("server", 4, "of", "fusion", "shares"))
-    mix = np.array([[shares[model][name] for name in names] for model in names]) / fusion.scale
-    noise = seen_by(talk, "c0") - mix @ rows(updates)
-    assert noise.std() == pytest.approx(fusion.noise_std(shares), rel=0.1)
+    fusion = NoisyFusion(update_norm=10.0, noise_multiplier=1e-3)
+    talk, _, _, updates = played(FedBoosting(fusion=fusion), cipher=WIDE)
+    truth, std = mixed(talk, updates, fusion)
+    noise = seen_by(talk, "c0") - truth
+    assert noise.std() == pytest.approx(std, rel=0.1)
     np.testing.assert_array_equal(seen_by(talk, "c0"), seen_by(talk, "c2"))  # no averaging over colluding clients
     inside = np.linalg.lstsq(rows(updates).T, flat(talk.change).numpy(), rcond=None)
     assert inside[0].sum() == pytest.approx(1, abs=1e-4)
-    assert np.abs(inside[0] @ rows(updates) - flat(talk.change).numpy()).max() < 3 * SMALL.resolution
+    assert np.abs(inside[0] @ rows(updates) - flat(talk.change).numpy()).max() < 3 * WIDE.resolution
+
+
+LARGE = {"w": (4000,)}
+STRONG = NoisyFusion(noise_multiplier=3.3)
+"""Noise of five to eight bounds on every value."""
+
+
+@pytest.mark.parametrize("cipher", [SMALL, Ckks()], ids=["paillier", "ckks"])
+def test_strong_noise_reaches_clients_whole_and_subtracting_its_limit_gives_nothing_back(cipher: Cipher) -> None:
+    """Were noise cut off at the bound, this attacker would have five of six values of every mixture back."""
+    talk, _, _, updates = played(FedBoosting(fusion=STRONG), cipher=cipher, shapes=LARGE)
+    seen, (truth, std) = seen_by(talk, "c1"), mixed(talk, updates, STRONG)
+    assert 5 < std < 8
+    noise = (seen - truth).flatten()
+    assert noise.std() == pytest.approx(std, rel=5 / np.sqrt(2 * noise.size))
+    assert stats.kstest(noise, "norm", args=(0, std)).pvalue > 1e-4
+    assert isinstance(talk.aggregator, Encrypted)
+    limits = [0.0, cipher.bound, 2 * cipher.bound, talk.aggregator.sealing(3).noise_bound]
+    within = 1e-4 * cipher.bound
+    assert recovered(seen, truth, limits, within=within) <= chance(std, within, noise.size, len(limits) + 1)
+
+
+@pytest.mark.parametrize("fusion", [STRONG, NoisyFusion()], ids=["strong", "default"])
+def test_clients_see_the_same_noise_with_encryption_and_without(fusion: NoisyFusion) -> None:
+    talk, broadcast, _, updates = played(FedBoosting(fusion=fusion), shapes=LARGE)
+    truth, std = mixed(talk, updates, fusion)
+    hidden = (seen_by(talk, "c0") - truth) / std
+    open_ = talk_of(FedBoosting(fusion=fusion), seed=1)
+    open_.round(updates, open_.agreed(broadcast.params), broadcast)
+    (sent,) = [question.payload for name, question in open_.asked if name == "c0"]
+    shown = np.stack([flat(part["changes"]).numpy() for _, part in sorted(sent["candidates"].items())])
+    truth, std = mixed(open_, updates, fusion)
+    assert stats.ks_2samp(hidden.flatten(), ((shown - truth) / std).flatten()).pvalue > 1e-4
 
 
 def test_messages_of_all_kinds_can_travel() -> None:

@@ -21,7 +21,7 @@ from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import Broadcast, Params, Update
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
-from leaktight.engines.inprocess import run
+from leaktight.engines.inprocess import Reports, run
 from leaktight.guard import BroadcastGuard
 from leaktight.guard.signs import likeness
 from leaktight.models import MODELS, build_model
@@ -60,10 +60,10 @@ def test_an_honest_federation_passes(digits: Dataset, kind: str) -> None:
         played.federation,
         server=replace(played.federation.server, plan=replace(played.federation.server.plan, rounds=3)),
     )
-    outcomes = []
-    run(federation, workers=1, score=False, after_round=lambda outcome, state: outcomes.append(outcome))
-    assert len(outcomes) == 3
-    assert all(report["guard_suspicious"] == 0 for outcome in outcomes for report in outcome.reports.values())
+    rounds: list[Reports] = []
+    run(federation, workers=1, score=False, told=rounds.append)
+    assert len(rounds) == 3
+    assert all(report["guard_suspicious"] == 0 for reports in rounds for report in reports.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,6 +18,8 @@ from leaktight.scenario import build_federation, load_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
+KEY = bytes(range(32))
+REPLAYED = f'secret-seed="{KEY.hex()}"'
 FOUR = """
 [partition]
 kind = "iid"
@@ -54,7 +56,7 @@ def test_four_nodes_learn_digits_a_stranger_is_refused_and_one_is_killed(tmp_pat
     with Deployment(tmp_path / "deployment") as deployment:
         deployment.start_superlink()
         for place in range(4):
-            deployment.start_node(place, "reproducible=true")
+            deployment.start_node(place, REPLAYED)
         deployment.start_node(4, register=False)
         stranger, victim = deployment.log("node4"), deployment.log("node3")
         run = deployment.submit(project, f'folder="{tmp_path / "run"}" join-seconds=600')
@@ -73,13 +75,13 @@ def test_four_nodes_learn_digits_a_stranger_is_refused_and_one_is_killed(tmp_pat
 def test_a_restarted_superlink_and_restarted_nodes_end_in_the_same_model(tmp_path: Path) -> None:
     project, folder = export(tmp_path, config=STATEFUL), tmp_path / "run"
     config = load_config(project / "leaktight_app" / "config.toml")
-    expected = inprocess.run(build_federation(config, *load_data(config)), workers=1).server
+    expected = inprocess.run(build_federation(config, *load_data(config)).keyed(KEY), workers=1).server
     said = f'folder="{folder}" join-seconds=600'
     with Deployment(tmp_path / "deployment") as deployment:
         names = ["superlink", "node0", "node1"]
         deployment.start_superlink()
         for place in range(2):
-            deployment.start_node(place, "reproducible=true")
+            deployment.start_node(place, REPLAYED)
         deployment.submit(project, said)
         # Round 1 is stored, and a node has trained round 2 already.
         log = deployment.log("node0")
@@ -90,7 +92,7 @@ def test_a_restarted_superlink_and_restarted_nodes_end_in_the_same_model(tmp_pat
         assert 1 <= played < 3
         deployment.start_superlink()
         for place in range(2):
-            deployment.restart_node(place, "reproducible=true")
+            deployment.restart_node(place, REPLAYED)
         state = deployment.run(project, said, 1800)
         assert state["status"] == "finished:completed", deployment.log("superlink").read_text()[-3000:]
     summary = json.loads((folder / "summary.json").read_text())

@@ -22,8 +22,8 @@ from leaktight.core.types import Batch, Broadcast, Observation, Params, RoundTra
 from leaktight.engines import inprocess
 from leaktight.engines.tasks import Job
 from leaktight.engines.training import restored_state
-from leaktight.fl.client import Train
 from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 
 SCHEMA_VERSION = 1

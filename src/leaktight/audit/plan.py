@@ -157,7 +157,7 @@ class Experiment:
         base = self.federation
         plan = replace(base.server.plan, min_clients=None)
         server = replace(
-            base.server, local=self.attacked, plan=plan, rng=rng.child("server"), drawn=self._members(trial)
+            base.server, local=self.attacked, plan=plan, rng=rng.child("server").apart(), drawn=self._members(trial)
         )
         model = base.trainer.model
         if not self.trains and self.init in RANDOM_INITS:

@@ -10,7 +10,7 @@ from typing import Any
 from leaktight.audit.experiment import state_key
 from leaktight.audit.plan import UNDEFENDED, Entry, Experiment, slug
 from leaktight.core.errors import LeaktightError
-from leaktight.core.files import write_atomically
+from leaktight.core.files import write_private
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
 from leaktight.engines.training import Row, stored_state, train
@@ -79,7 +79,7 @@ def _train(
 ) -> dict[str, Any]:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
-            write_atomically(_state_file(folder, defense, state.server.round), pack(stored_state(state)))
+            write_private(_state_file(folder, defense, state.server.round), pack(stored_state(state)))
 
     return train(
         federation,
@@ -98,7 +98,7 @@ def _state_file(folder: Path, defense: Entry[Defense], round_index: int) -> Path
 
 def _first_accuracy(federation: Federation) -> float | None:
     """The accuracy before any training, where the server can score the model alone."""
-    if federation.server.plan.evaluate != "server" or federation.server.defense.private_parts:
+    if federation.server.scores_on is not None:
         return None
     state = first_state(federation).server
     return evaluate(federation.trainer, state.params, state.buffers, federation.dataset.test).accuracy

@@ -22,6 +22,10 @@ class ConfigError(UsageError):
     """A configuration that is not valid."""
 
 
+class OutsideBudgetError(UsageError):
+    """Something about the data would leave the client that its privacy budget does not count."""
+
+
 class DataError(UsageError):
     """A data set that is missing, truncated or not what it claims to be."""
 

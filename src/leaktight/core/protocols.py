@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError
+from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, State, Update, UpdateKind
@@ -26,6 +27,9 @@ Report: TypeAlias = Callable[[str, float], None]
 Progress: TypeAlias = Callable[[int, float, Tensor | None], None]
 
 T = TypeVar("T")
+
+MANY = 2**31
+"""A number that no federation reaches: no limit."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,21 @@ sorted by name, and returns its result. `yield from` puts it inside the protocol
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A kind of question that clients agree to answer.
+
+    why: what the answer is for. answer: the names of its fields. each_round: answered once in every round that the
+    client trained in, the kind followed by "/" and the round's number; otherwise once in a run.
+    exact: whether the answer holds figures of the client's data that nothing hides.
+    """
+
+    why: str
+    answer: tuple[str, ...] = ()
+    each_round: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True)
 class ClientFacts:
     """What a client knows about its own data and never sends by itself."""
 
@@ -58,10 +77,14 @@ class Member:
 
     mean_loss: of a model (parameters, buffers) on the client's "train" or "validation" examples, in evaluation mode,
     with the parts that the client keeps to itself in place of the given ones.
+    applied: the change of the global parameters that the server makes of this change, if it is the only one: what the
+    defense's side at the server does to it included. peers: how many clients there are, as far as it was agreed on.
     """
 
     name: str
     mean_loss: Callable[[Params, Params, Literal["train", "validation"]], float]
+    applied: Callable[[Params], Params] = dict
+    peers: int = MANY
 
 
 @dataclass(frozen=True)
@@ -111,6 +134,20 @@ class Defense:
         """Whether the model works only with parts that clients keep to themselves, so that they must score it."""
         return False
 
+    @property
+    def private(self) -> bool:
+        """Whether it promises differential privacy, so that nothing else may tell about the data."""
+        return False
+
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        """The kinds of questions that `agree` asks and `answer` answers."""
+        return {}
+
+    def spent(self, state: State) -> Spent | None:
+        """What a client with this state has spent of its privacy, this round included; None: it does not count."""
+        return None
+
     def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
         """Once per federation, before the first broadcast: change the network that server and clients share.
 
@@ -158,6 +195,16 @@ class Aggregator:
     def update_kind(self) -> UpdateKind:
         """What the clients are told to send."""
         return "delta"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of a client beside the update: "num_examples", "training_loss". Nothing else is sent."""
+        return frozenset()
+
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        """The kinds of questions that `agree` and `aggregate` ask and `answer` answers."""
+        return {}
 
     @property
     def sealed(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import NotDisclosedError, UsageError, suggestion
-from leaktight.core.types import Observation, RoundTrace, Update
+from leaktight.core.types import Observation, RoundTrace
 
 
 class Knowledge(Enum):
@@ -29,7 +29,8 @@ class ThreatModel:
     """server: "curious" follows the protocol, "malicious" may also change the model that it sends.
 
     sees: one "client"'s update, or only the "aggregate" of the round (secure aggregation).
-    knows: the facts that the attacker has beside the model and the update.
+    knows: the facts that the attacker has beside the model and the update. What a client sends it has anyway: the
+    number of examples and the figures that the aggregator needs.
     """
 
     server: Literal["curious", "malicious"] = "curious"
@@ -47,26 +48,21 @@ class ThreatModel:
             )
         members = [target] if self.sees == "client" else sorted(trace.clients)
         targets = torch.cat([trace.clients[name].truth.examples.targets for name in members])
+        update = trace.clients[target].update if self.sees == "client" else trace.aggregate
+        count = len(targets) if Knowledge.BATCH_SIZE in self.knows else update.num_examples
         return Observation(
             model=trace.model,
             task=trace.task,
             broadcast=trace.broadcast,
-            update=self._redact(trace.clients[target].update if self.sees == "client" else trace.aggregate),
+            update=update if Knowledge.BUFFERS in self.knows else replace(update, buffers=None),
             input_shape=trace.input_shape,
             num_classes=trace.num_classes,
-            labels=_sorted_rows(targets) if Knowledge.LABELS in self.knows else None,
-            batch_size=len(targets) if Knowledge.BATCH_SIZE in self.knows else None,
+            labels=_disclosed(targets, count) if Knowledge.LABELS in self.knows else None,
+            batch_size=count,
             local_training=trace.local if Knowledge.LOCAL_TRAINING in self.knows else None,
             mode=trace.mode if Knowledge.LOCAL_TRAINING in self.knows else None,
             defense=trace.defense if Knowledge.DEFENSE in self.knows else None,
             public_data=trace.public_data if Knowledge.PUBLIC_DATA in self.knows else None,
-        )
-
-    def _redact(self, update: Update) -> Update:
-        return replace(
-            update,
-            num_examples=update.num_examples if Knowledge.BATCH_SIZE in self.knows else None,
-            buffers=update.buffers if Knowledge.BUFFERS in self.knows else None,
         )
 
 
@@ -81,8 +77,11 @@ def require(seen: Observation, *facts: Knowledge) -> None:
             )
 
 
-def _sorted_rows(targets: Tensor) -> Tensor:
-    """Targets in an order that depends on their values alone."""
+def _disclosed(targets: Tensor, count: int | None) -> Tensor:
+    """Targets in an order that depends on their values alone; where the count is not known, each of them once."""
+    if count is None:
+        distinct: Tensor = targets.unique(dim=0)
+        return distinct
     if targets.ndim == 1:
         return targets.sort().values
     order = sorted(range(len(targets)), key=lambda row: targets[row].tolist())

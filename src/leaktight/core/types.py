@@ -98,9 +98,9 @@ class Update:
 
     tensors: by parameter name; a defense may withhold names or replace values.
     kind: "gradient" of one batch, or "delta", the local parameters minus those received.
-    num_examples: how many examples stand behind it; None where the client does not say.
+    num_examples: how many examples stand behind it; None where the aggregator does not need it or a defense hides it.
     buffers: batch-norm statistics after training; None where they are not sent.
-    metrics: numbers that the client chose to send along (its training loss).
+    metrics: figures that the aggregator needs (the training loss, for FedBoosting).
     sealed: what takes the place of tensors and buffers where the aggregator has them encrypted.
     """
 
@@ -157,7 +157,9 @@ class RoundTrace:
 class Observation:
     """What the adversary has. A fact that the threat model does not disclose is None.
 
-    labels: the targets of the client's examples, sorted, so that their order tells nothing.
+    labels: the targets of the client's examples, sorted, so that their order tells nothing; where the number of
+    examples is not known, every target that occurs, once.
+    batch_size: the number of examples behind the update, told or sent along.
     mode: whether clients run batch normalisation as in training or as in evaluation; known with `local_training`.
     defense: the identity `Defense()` when the attacker knows that there is none.
     """

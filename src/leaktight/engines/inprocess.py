@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.rng import global_seed
 from leaktight.core.training import Constant
 from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, State, Truth, Update
 from leaktight.engines.workers import Job, Workers, available_cores, open_workers
-from leaktight.fl.client import Ask, Client, Evaluated, Failed, Reply, Request, Train, evaluate
+from leaktight.fl.client import Client, evaluate
 from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.fl.messages import Ask, Declined, Evaluated, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.protocol import RoundOutcome, carry, federate
+
+Reports: TypeAlias = Mapping[str, Mapping[str, float]]
+"""What clients measured about themselves in a round, by client. It reaches the run's files beside the messages."""
+
+AfterRound: TypeAlias = Callable[[RoundOutcome, FederationState], None]
+Told: TypeAlias = Callable[[Reports], None]
 
 SCORE_CHUNK = 1000
 _NO_MODEL = Broadcast({}, {}, 0)
@@ -20,7 +28,11 @@ _NO_MODEL = Broadcast({}, {}, 0)
 
 @dataclass(frozen=True)
 class Site:
-    """What every worker process holds: all clients with their data, and the server's test set."""
+    """What every worker process holds: all clients with their data, and the server's test set.
+
+    What comes of a job is the client's reply and, beside it, what only the simulation may know: its new state, the
+    truth behind its update, its report about itself, and why it declined.
+    """
 
     federation: Federation
 
@@ -36,13 +48,14 @@ class Site:
         try:
             if isinstance(request, Train):
                 done = client.train_round(request, job["state"])
-                return {"reply": done.trained, "state": done.state, "truth": done.truth() if job["record"] else None}
+                truth = done.truth() if job["record"] else None
+                return {"reply": done.trained, "state": done.state, "truth": truth, "report": dict(done.report)}
             reply, state = client.handle(request, job["state"])
-            return {"reply": reply, "state": state, "truth": None}
+            return {"reply": reply, "state": state}
         except UsageError:
             raise
         except LeaktightError as error:
-            return {"reply": Failed(str(error)), "state": job["state"], "truth": None}
+            return {"reply": Declined(), "state": job["state"], "error": str(error)}
 
 
 def run(
@@ -50,7 +63,8 @@ def run(
     state: FederationState | None = None,
     *,
     workers: int | None = None,
-    after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+    after_round: AfterRound | None = None,
+    told: Told = lambda reports: None,
     after_client: Callable[[], None] = lambda: None,
     record: Callable[[RoundTrace], None] | None = None,
     until: int | None = None,
@@ -59,7 +73,8 @@ def run(
     """Play the rounds that are left, from `state` or from the start, and give the final state.
 
     workers: processes for the clients of a round (None: one per core). The numbers do not depend on it.
-    after_round: called with every finished round. record: called with its trace, truth included.
+    after_round: called with every finished round and the state after it. told: called before that with what clients
+    measured about themselves, which no message holds. record: called with the round's trace, truth included.
     until: the first round that is not played (None: none). score: whether models are scored as the plan says.
     """
     state = state or first_state(federation)
@@ -69,6 +84,7 @@ def run(
         def finished(outcome: RoundOutcome) -> None:
             if record is not None:
                 record(_trace(federation, outcome, carrier.truths))
+            told(carrier.reports)
             if after_round is not None:
                 after_round(outcome, FederationState(outcome.state, dict(carrier.states)))
 
@@ -92,17 +108,20 @@ class Carrier:
     after_client: Callable[[], None] = lambda: None
     recording: bool = False
     truths: Mapping[str, Truth] = field(default_factory=dict)
+    reports: Reports = field(default_factory=dict)
 
-    def exchange(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+    def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
         results: dict[str, Job] = {}
         for broadcast, names in _by_broadcast(requests):
             jobs = [self._job(name, requests[name]) for name in names]
             done = self.pool.run(broadcast.params, broadcast.buffers, jobs, self.after_client)
             results |= dict(zip(names, done, strict=True))
-        if self.recording and any(isinstance(request, Train) for request in requests.values()):
-            self.truths = {name: result["truth"] for name, result in results.items()}
+        if any(isinstance(request, Train) for request in requests.values()):
+            trained = {name: result for name, result in results.items() if isinstance(result["reply"], Trained)}
+            self.reports = {name: result["report"] for name, result in trained.items()}
+            self.truths = {name: result["truth"] for name, result in trained.items()} if self.recording else {}
         self.states |= {name: result["state"] for name, result in results.items() if result["state"] is not None}
-        return {name: results[name]["reply"] for name in sorted(results)}
+        return {name: _outcome(results[name]) for name in sorted(results)}
 
     def _job(self, client: str, request: Request) -> Job:
         return {
@@ -117,6 +136,12 @@ class Carrier:
         chunks = [{"score": [start, min(start + SCORE_CHUNK, total)]} for start in range(0, total, SCORE_CHUNK)]
         scores: list[Evaluated] = [done["score"] for done in self.pool.run(params, buffers, chunks, lambda: None)]
         return sum(scores[1:], scores[0])
+
+
+def _outcome(result: Job) -> Outcome:
+    """The reply of a client; who runs a simulation may also know why one declined."""
+    reply: Reply = result["reply"]
+    return Failed(result["error"]) if isinstance(reply, Declined) else reply
 
 
 def _by_broadcast(requests: Mapping[str, Request]) -> list[tuple[Broadcast, list[str]]]:

@@ -23,6 +23,9 @@ SCHEMA_VERSION = 1
 
 Row = dict[str, Any]
 
+_JUDGED = ("train_loss", "client")
+"""What a row has from the clients' own reports, which a server does not get."""
+
 
 class Engine(Protocol):
     """What plays rounds: `engines.inprocess.run`, or another that moves the same messages in another way."""
@@ -33,7 +36,8 @@ class Engine(Protocol):
         state: FederationState | None = None,
         *,
         workers: int | None = None,
-        after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+        after_round: inprocess.AfterRound | None = None,
+        told: inprocess.Told = ...,
         after_client: Callable[[], None] = ...,
         until: int | None = None,
     ) -> FederationState: ...
@@ -61,16 +65,30 @@ def train(
         after_round(row)
     began = time.perf_counter()
 
+    reports: dict[str, Mapping[str, float]] = {}
+
+    def told(of_clients: inprocess.Reports) -> None:
+        reports.clear()
+        reports.update(of_clients)
+
     def finished(outcome: RoundOutcome, now: FederationState) -> None:
         nonlocal began
         seconds = time.perf_counter() - began
-        rows.append(_row(outcome, seconds))
+        rows.append(_row(outcome, reports, seconds))
         after_state(now)
-        save_checkpoint(folder.checkpoint, {**stored_state(now), "rows": rows})
+        _store(folder, now, rows)
         after_round(rows[-1])
         began = time.perf_counter()
 
-    final = engine(federation, state, workers=workers, after_round=finished, after_client=after_client, until=until)
+    final = engine(
+        federation,
+        state,
+        workers=workers,
+        after_round=finished,
+        told=told,
+        after_client=after_client,
+        until=until,
+    )
     weights = {**final.server.params, **final.server.buffers}
     write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
     summary = {
@@ -86,8 +104,7 @@ def train(
     return summary
 
 
-def _row(outcome: RoundOutcome, seconds: float) -> Row:
-    reports = outcome.reports
+def _row(outcome: RoundOutcome, reports: inprocess.Reports, seconds: float) -> Row:
     names = {name for report in reports.values() for name in report}
     return {
         "round": outcome.broadcast.round + 1,
@@ -99,8 +116,8 @@ def _row(outcome: RoundOutcome, seconds: float) -> Row:
         "clients": len(outcome.updates),
         "failures": dict(outcome.failures),
         "learning_rate": outcome.learning_rate,
-        "train_loss": _over_clients("loss", [update.metrics for update in outcome.updates.values()]),
-        "client": {name: _over_clients(name, list(reports.values())) for name in sorted(names)},
+        "train_loss": _over_clients("loss", list(reports.values())),
+        "client": {name: _over_clients(name, list(reports.values())) for name in sorted(names - {"loss"})},
     }
 
 
@@ -117,6 +134,8 @@ def _defense_figures(rows: list[Row]) -> dict[str, Any]:
         for name, value in row["client"].items():
             totals.setdefault(name, []).append(value)
     means = {name: overall(name, values) for name, values in totals.items()}
+    if not means:
+        return {}  # clients elsewhere keep their reports to themselves
     spent, whole, steps = (means.pop(name) for name in ("defense_seconds", "seconds", "steps"))
     return {"share_of_time": spent / whole, "seconds_per_step": spent / steps, **means}
 
@@ -127,11 +146,28 @@ def stored_state(state: FederationState) -> State:
     return {"server": server, "clients": state.clients}
 
 
+def _store(folder: RunFolder, state: FederationState, rows: list[Row]) -> None:
+    """The server's checkpoint, and beside it what only clients and the simulation's judge may know.
+
+    The private file comes first and bears its round: a run that ends between the two goes on from the old pair.
+    """
+    stored = stored_state(state)
+    private = {"clients": stored["clients"], "figures": [{name: row[name] for name in _JUDGED} for row in rows]}
+    public = [{name: value for name, value in row.items() if name not in _JUDGED} for row in rows]
+    save_checkpoint(folder.private(len(rows)), private)
+    save_checkpoint(folder.checkpoint, {"server": stored["server"], "rows": public})
+    for path in folder.all_private():
+        if path != folder.private(len(rows)):
+            path.unlink()
+
+
 def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Row]]:
     if not folder.checkpoint.exists():
         return None, []
     stored: Mapping[str, Any] = load_checkpoint(folder.checkpoint)
-    return restored_state(stored), list(stored["rows"])
+    private = load_checkpoint(folder.private(len(stored["rows"])))
+    rows = [{**row, **figures} for row, figures in zip(stored["rows"], private["figures"], strict=True)]
+    return restored_state({"server": stored["server"], "clients": private["clients"]}), rows
 
 
 def restored_state(stored: Mapping[str, Any]) -> FederationState:

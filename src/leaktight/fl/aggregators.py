@@ -49,6 +49,10 @@ class Combined(Protocol):
 class Linear(Aggregator):
     """A weighted mean of the updates, followed by a step of the server; it also works on encrypted updates."""
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"num_examples"})
+
     def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
         """How much each client counts, from what travels beside the tensors."""
         return {client: float(_examples(client, update)) for client, update in updates.items()}
@@ -79,6 +83,10 @@ class FedAvg(Linear):
     """
 
     scheme: Literal["I", "II"] = "II"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset() if self.scheme == "I" else super().needs
 
     def loss_scale(self, num_examples: int, all_examples: Sequence[int]) -> float:
         if self.scheme == "II":

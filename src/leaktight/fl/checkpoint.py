@@ -10,7 +10,7 @@ from leaktight.core.files import write_private
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 
-VERSION = 2
+VERSION = 3
 
 
 def save_checkpoint(path: Path, state: State) -> None:

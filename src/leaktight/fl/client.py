@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,92 +15,18 @@ from torch.func import functional_call
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.kernels import first_derivatives_only
-from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Question, Report, RoundPlan
+from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Report, RoundPlan
 from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
-from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update, UpdateKind
+from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update
+from leaktight.fl.consent import NOTHING_YET, Agreement, request_digest
 from leaktight.fl.local import Trainer, local_update, plan_batches, silent, timed
+from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Reply, Request, Train, Trained
 from leaktight.models.surgery import mode_of
 
 PROBED_EXAMPLES = 64
 """How many of its own images a client shows to its guard."""
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train on the model sent and answer with an update of the given kind."""
-
-    broadcast: Broadcast
-    learning_rate: float
-    kind: UpdateKind = "delta"
-    loss_scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Score the model sent, with the client's private parts in it, on its validation examples or a common test set."""
-
-    broadcast: Broadcast
-    on: Literal["validation", "test"] = "validation"
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A question of the server's side of a method to its counterpart at the client."""
-
-    question: Question
-    to: Literal["aggregator", "defense"]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """report: what the client's own machine measured; it stays out of the update."""
-
-    update: Update
-    report: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Sums, so that shares of several clients add up exactly."""
-
-    num_examples: int
-    num_correct: int
-    loss_sum: float
-
-    @property
-    def accuracy(self) -> float:
-        return self.num_correct / self.num_examples
-
-    @property
-    def loss(self) -> float:
-        return self.loss_sum / self.num_examples
-
-    def __add__(self, other: Evaluated) -> Evaluated:
-        return Evaluated(
-            self.num_examples + other.num_examples,
-            self.num_correct + other.num_correct,
-            self.loss_sum + other.loss_sum,
-        )
-
-
-@dataclass(frozen=True)
-class Answered:
-    """The answer to an `Ask`."""
-
-    payload: State
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The client could not answer; nothing of its data is in the reason."""
-
-    reason: str
-
-
-Request: TypeAlias = Train | Evaluate | Ask
-Reply: TypeAlias = Trained | Evaluated | Answered | Failed
 
 
 class Meter:
@@ -132,20 +58,25 @@ def overall(name: str, values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class ClientRound:
-    """One client's round; only `trained` leaves the client. `truth` gathers what was trained on, when asked."""
+    """One client's round; only `trained` leaves the client. `truth` gathers what was trained on, when asked.
+
+    report: what the client measured about itself, one figure of each name.
+    """
 
     trained: Trained
     truth: Callable[[], Truth]
     state: State
+    report: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Client:
     """One participant. Its state (None before the first request) is kept by whoever carries the requests.
 
-    The state holds the defense's and the aggregator's own memory, the parameters and buffers that the defense withholds
-    from the server, and how many questions were answered: every answer draws from a stream of its own, so that no
-    secret comes twice.
+    The state holds the defense's, the aggregator's and the guard's own memory, the parameters and buffers that the
+    defense withholds from the server, and the client's conduct: what it has answered so far. Everything secret of a
+    round is drawn from a stream that hangs on the round and on what was asked, so that no secret comes twice.
+    agreement: what the client answers; every request is checked against it.
     """
 
     name: str
@@ -156,6 +87,7 @@ class Client:
     rng: Rng
     test: Examples | None = None
     guard: Guard | None = None
+    agreement: Agreement = Agreement()
 
     @property
     def facts(self) -> ClientFacts:
@@ -163,43 +95,35 @@ class Client:
         return ClientFacts(self.name, len(self.train), len(kinds))
 
     def handle(self, request: Request, state: State | None) -> tuple[Reply, State]:
-        """Answer one request."""
+        """Answer one request, or raise an error, which whoever carries requests answers with `Declined`."""
         if isinstance(request, Train):
             done = self.train_round(request, state)
             return done.trained, done.state
         trainer, state = self._begin(state)
+        state = {**state, "conduct": self._admitted(request, state)}
         if isinstance(request, Evaluate):
             return self._score(trainer, request, state), state
-        asked = state["asked"]
-        rng = self.rng.child("ask", request.to, request.question.kind, asked)
-        state = {**state, "asked": asked + 1}
-        if request.to == "aggregator":
-            member = self._member(trainer, state["params"], state["buffers"])
-            answer, memory = self.aggregator.answer(request.question, state["aggregator"], member, rng=rng)
-            return Answered(answer), {**state, "aggregator": memory}
-        answer, memory = trainer.defense.answer(request.question, state["defense"], self.facts, rng=rng)
-        return Answered(answer), {**state, "defense": memory}
+        return self._answer(request, trainer, state)
 
     def train_round(self, request: Train, state: State | None) -> ClientRound:
-        """One round of local training: plan, train, defend, and keep what is private."""
-        start = time.perf_counter()
-        meter = Meter()
-        trainer, state = self._begin(state, meter)
-        trainer, state = self._receive(request.broadcast, trainer, state, meter)
-        rng = self.rng.child("round", request.broadcast.round)
+        """One round of local training: check, plan, train, defend, and keep what is private."""
+        start, report = time.perf_counter(), Meter()
+        trainer, state = self._begin(state, report)
+        conduct = self._admitted(request, state)
+        trainer, state = self._receive(request.broadcast, trainer, state, report)
+        here, asked = self.rng.child("round", request.broadcast.round), _digest_of(request)
+        rng = here.child("defense", asked)
         params, buffers = _own(request.broadcast, state)
-        chosen, steps = plan_batches(len(self.train), trainer.local, rng=rng.child("batches"))
+        chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"))
         plan = RoundPlan(
             request.broadcast.round,
             (request.learning_rate,) * len(steps),
             request.loss_scale,
             trainer.local.steps_per_epoch(len(self.train)),
         )
-        with timed(meter):
-            plan, memory = trainer.defense.on_round(
-                plan, state["defense"], rng=rng.child("defense", "round"), report=meter
-            )
-        with secret_model(rng.child("model")):
+        with timed(report):
+            plan, memory = trainer.defense.on_round(plan, state["defense"], rng=rng.child("round"), report=report)
+        with secret_model(here.child("model", asked)):
             result = local_update(
                 trainer,
                 params,
@@ -209,21 +133,21 @@ class Client:
                 loss_scale=plan.loss_scale,
                 round_index=request.broadcast.round,
                 state=memory,
-                rng=rng.child("defense"),
-                report=meter,
+                rng=rng,
+                report=report,
             )
         update = Update(
             tensors=_shared(result.update(params, request.kind), request.broadcast.params),
             kind=request.kind,
             num_examples=len(chosen),
             buffers=_shared(result.buffers, request.broadcast.buffers),
-            metrics={"loss": float(result.losses.mean())},
         )
-        with timed(meter):
+        with timed(report):
             update, memory = trainer.defense.on_update(
-                update, result.state, rng=rng.child("defense", "update"), report=meter
+                update, result.state, rng=rng.child("update", request.kind), report=report
             )
         self._check(update)
+        self.agreement.check_budget(trainer.defense, memory)
         kept = {
             "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},
             "buffers": _withheld(result.buffers, update, request.broadcast),
@@ -233,22 +157,50 @@ class Client:
         update, aggregator = self.aggregator.on_update(
             update,
             state["aggregator"],
-            self._member(trainer, kept["params"], kept["buffers"]),
+            self._member(trainer, kept["params"], kept["buffers"], rng=here.child("member", asked)),
             broadcast=request.broadcast,
-            rng=rng.child("aggregator"),
+            rng=here.child("aggregator", asked),
         )
-        report = {**meter.figures(), "seconds": time.perf_counter() - start, "steps": float(len(steps))}
         return ClientRound(
-            Trained(update, report),
+            Trained(self._needed(update)),
             lambda: Truth(self.train.batch(chosen), steps, plan.learning_rates),
+            {**state, "defense": memory, "aggregator": aggregator, **kept, "conduct": conduct},
             {
-                "defense": memory,
-                "aggregator": aggregator,
-                **kept,
-                "asked": state["asked"],
-                "guard": state["guard"],
+                **report.figures(),
+                "loss": float(result.losses.mean()),
+                "seconds": time.perf_counter() - start,
+                "steps": float(len(steps)),
             },
         )
+
+    def _admitted(self, request: Request, state: State) -> dict[str, Any]:
+        """The client's conduct after this request, or `RefusedError` where it must not be answered."""
+        agreed = {**parameters_of(self.trainer.model), **buffers_of(self.trainer.model)}
+        return self.agreement.admit(request, state["conduct"], self.aggregator, self.trainer.defense, agreed)
+
+    def _needed(self, update: Update) -> Update:
+        """The update without what the aggregator does not need."""
+        needs = self.aggregator.needs
+        return replace(
+            update,
+            num_examples=update.num_examples if "num_examples" in needs else None,
+            metrics={name: value for name, value in update.metrics.items() if name in needs},
+        )
+
+    def _answer(self, request: Ask, trainer: Trainer, state: State) -> tuple[Answered, State]:
+        question, to = request.question, request.to
+        rng = self.rng.child("ask", to, question.kind)
+        if to == "aggregator":
+            member = self._member(trainer, state["params"], state["buffers"], rng=rng.child("member"))
+            answer, memory = self.aggregator.answer(question, state["aggregator"], member, rng=rng)
+            listed = self.aggregator.questions
+        else:
+            answer, memory = trainer.defense.answer(question, state["defense"], self.facts, rng=rng)
+            listed = trainer.defense.questions
+        fields = listed[question.kind.partition("/")[0]].answer
+        if set(answer) != set(fields):
+            raise LeaktightError(f"the answer to {question.kind!r} has fields that are not listed; nothing was sent")
+        return Answered(answer), {**state, to: memory}
 
     def _begin(self, state: State | None, report: Report = silent) -> tuple[Trainer, State]:
         """The client's own network and state; made at the first request."""
@@ -263,31 +215,37 @@ class Client:
             "aggregator": {},
             "params": cloned(_gained(parameters_of(model), parameters_of(self.trainer.model))),
             "buffers": cloned(_gained(buffers_of(model), buffers_of(self.trainer.model))),
-            "asked": 0,
+            "conduct": NOTHING_YET,
             "guard": {},
         }
 
     def _receive(self, broadcast: Broadcast, trainer: Trainer, state: State, report: Report) -> tuple[Trainer, State]:
         """Let the guard look at what the server sent; then take the network, if the server hands out another."""
-        if self.guard is not None:
-            some = self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
-            seen = self.guard.admit(broadcast, self.trainer.model, some, state["guard"], report=report)
-            state = {**state, "guard": seen}
+        state = {**state, "guard": self._guarded(broadcast, state, report)}
         if broadcast.model is None:
             return trainer, state
         model = copy.deepcopy(broadcast.model)
         model, _ = self.trainer.defense.start(model, self.facts, rng=self.rng.child("defense", "start"))
         return replace(trainer, model=model), state
 
+    def _guarded(self, broadcast: Broadcast, state: State, report: Report) -> State:
+        """What the guard remembers after this model, or `RefusedError`."""
+        if self.guard is None:
+            memory: State = state["guard"]
+            return memory
+        some = self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
+        return self.guard.admit(broadcast, self.trainer.model, some, state["guard"], report=report)
+
     def _score(self, trainer: Trainer, request: Evaluate, state: State) -> Evaluated:
         examples = self.validation if request.on == "validation" else self.test
         if examples is None:
             raise LeaktightError(f"{self.name} has no test set; score on validation examples")
+        self._guarded(request.broadcast, state, silent)
         params, buffers = _own(request.broadcast, state)
         with secret_model(self.rng.child("score", request.broadcast.round)):
             return evaluate(trainer, params, buffers, examples)
 
-    def _member(self, trainer: Trainer, params: Params, buffers: Params) -> Member:
+    def _member(self, trainer: Trainer, params: Params, buffers: Params, *, rng: Rng) -> Member:
         """What the aggregator's side here may ask of this client, whose private parts are given."""
 
         def mean_loss(model: Params, statistics: Params, on: Literal["train", "validation"]) -> float:
@@ -296,10 +254,13 @@ class Client:
                 raise LeaktightError(
                     f"{self.name} has no {on} examples to score a model on; raise partition.validation"
                 )
-            with secret_model(self.rng.child("mean loss", on)):
+            with secret_model(rng.child("loss", on)):
                 return evaluate(trainer, {**model, **params}, {**statistics, **buffers}, examples).loss
 
-        return Member(self.name, mean_loss)
+        def applied(change: Params) -> Params:
+            return trainer.defense.on_aggregate(change, 1, {})[0]
+
+        return Member(self.name, mean_loss, applied, self.agreement.clients)
 
     def _check(self, update: Update) -> None:
         name = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})
@@ -320,6 +281,11 @@ def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Exampl
             correct = correct_examples(trainer.task, outputs, batch.targets)
             total += Evaluated(len(batch), int(correct.sum()), float(losses.double().sum()))
     return total
+
+
+def _digest_of(request: Train) -> str:
+    broadcast = request.broadcast
+    return request_digest(broadcast.params, broadcast.buffers, request.learning_rate, request.loss_scale)
 
 
 def _own(broadcast: Broadcast, state: State) -> tuple[dict[str, Any], dict[str, Any]]:

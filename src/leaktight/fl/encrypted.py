@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError, RoundFailedError, UsageError
-from leaktight.core.protocols import Aggregator, Conversation, Member, Question
+from leaktight.core.protocols import Aggregator, Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
 from leaktight.core.types import Broadcast, Params, State, Update, UpdateKind
 from leaktight.crypto.cipher import Cipher, CipherError, Sealed, Values, integer_weights
@@ -20,16 +20,19 @@ from leaktight.crypto.key_transport import boxed, opened
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.secure_sum import new_private_key, public_key
 from leaktight.fl.aggregators import FedAvg, Linear
-from leaktight.fl.fedboosting import changes_of
+from leaktight.fl.fedboosting import FedBoosting, changes_of
+from leaktight.fl.fusion import Fusion
 
 _BOX = "key of encrypted aggregation"
+_SPREAD = 12  # standard deviations of noise that there is room for; one value in 10^32 has more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encrypted(Aggregator):
     """Homomorphic encryption around a linear aggregator: the server adds up updates that only clients could read.
 
-    of: the aggregator inside. cipher: how updates are encrypted.
+    of: the aggregator inside. cipher: how updates are encrypted. Where the fusion inside adds noise, everybody makes
+    the same room for it in the cipher, from these settings and the number of clients.
 
     Before the first round one client (the first by name) makes the key pair and sends the secret key to every other, in
     boxes that the server relays and cannot open. In a round the server combines ciphertexts, one client decrypts the
@@ -49,10 +52,30 @@ class Encrypted(Aggregator):
     def __post_init__(self) -> None:
         if not isinstance(self.of, Linear):
             raise ValueError(f"expected of to be a linear aggregator (fedavg, fedboosting, ...), got {self.of}")
+        if self.cipher.noise_bound:
+            raise ValueError(
+                f"expected no noise_bound of the cipher, got {self.cipher.noise_bound:g}; leave it out: it follows "
+                "from the fusion"
+            )
+        self._check_fusion()
 
     @property
     def update_kind(self) -> UpdateKind:
         return self.of.update_kind
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.of.needs
+
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {
+            "he_publish": Asked("a public key, for the box in which the secret key arrives", ("public",)),
+            "he_make_keys": Asked("the public key of the cipher, and the secret key in boxes", ("public", "boxes")),
+            "he_take_keys": Asked("that the key arrived"),
+            "he_open": Asked("the aggregate, decrypted by one client", ("values",), each_round=True),
+            **self.of.questions,
+        }
 
     @property
     def sealed(self) -> bool:
@@ -61,15 +84,28 @@ class Encrypted(Aggregator):
     def loss_scale(self, num_examples: int, all_examples: Sequence[int]) -> float:
         return self.of.loss_scale(num_examples, all_examples)
 
+    def sealing(self, clients: int) -> Cipher:
+        """The cipher with room for the noise of a federation of so many clients."""
+        fusion = self._fusion
+        if fusion is None:
+            return self.cipher
+        try:
+            return replace(self.cipher, noise_bound=_SPREAD * fusion.noise_range(clients)[1])
+        except ValueError as error:
+            raise UsageError(
+                f"the cipher has no room for the noise of a fusion of {clients} clients: {error}"
+            ) from error
+
     def start(self, params: Params) -> State:
-        return {"of": self.of.start(params), "public": b""}
+        return {"of": self.of.start(params), "public": b"", "clients": 0}
 
     def agree(self, clients: Sequence[str], state: State) -> Conversation[State]:
-        """Relay public keys and boxes; keep the public key of the cipher, which is all that the server needs."""
+        """Relay public keys and boxes; keep the cipher's public key and the number of clients: all the server needs."""
         if len(clients) < 2:
             raise UsageError(
                 "expected at least 2 clients for encrypted aggregation, got 1: the aggregate is its update"
             )
+        self.sealing(len(clients))
         inside = yield from self.of.agree(clients, state["of"])
         answers = yield {client: Question("he_publish", {}) for client in clients}
         publics = {client: answers[client]["public"] for client in clients}
@@ -77,11 +113,17 @@ class Encrypted(Aggregator):
         made = (yield {holder: Question("he_make_keys", {"publics": publics})})[holder]
         yield {
             client: Question(
-                "he_take_keys", {"sender": publics[holder], "box": made["boxes"][client], "public": made["public"]}
+                "he_take_keys",
+                {
+                    "sender": publics[holder],
+                    "box": made["boxes"][client],
+                    "public": made["public"],
+                    "clients": len(clients),
+                },
             )
             for client in others
         }
-        return {"of": inside, "public": made["public"]}
+        return {"of": inside, "public": made["public"], "clients": len(clients)}
 
     def on_update(
         self, update: Update, state: State, member: Member, *, broadcast: Broadcast, rng: Rng
@@ -90,7 +132,8 @@ class Encrypted(Aggregator):
             update, state.get("of", {}), member, broadcast=broadcast, rng=rng.child("of")
         )
         changes = changes_of(update, broadcast)
-        sealed = self.cipher.encrypt(_flat(changes), _kept(state, "public", member), rng=rng.child("encrypt"))
+        public, clients = _kept(state, "public", member), _kept(state, "clients", member)
+        sealed = self.sealing(clients).encrypt(_flat(changes), public, rng=rng.child("encrypt"))
         counters = {name: tensor for name, tensor in (update.buffers or {}).items() if name not in changes}
         sent = replace(
             update,
@@ -104,7 +147,7 @@ class Encrypted(Aggregator):
         self, updates: Mapping[str, Update], state: State, *, broadcast: Broadcast, rng: Rng
     ) -> Conversation[tuple[Params, State]]:
         names, vectors = self._read(updates, broadcast)
-        combined = SealedCombined(self.cipher, vectors, state["public"], names)
+        combined = SealedCombined(self.sealing(state["clients"]), vectors, state["public"], names)
         weights = yield from self.of.weigh(updates, combined, broadcast=broadcast, rng=rng.child("of"))
         total = combined(self._whole(weights), rng=rng)
         reader = min(updates)
@@ -124,7 +167,10 @@ class Encrypted(Aggregator):
             return self._make_keys(sent["publics"], state, member, rng)
         if kind == "he_take_keys":
             secret = opened(sent["box"], _kept(state, "private", member), sent["sender"], label=_BOX)
-            return {}, {**_without_private(state), "public": sent["public"], "secret": secret}
+            if type(sent["clients"]) is not int or sent["clients"] < 2:
+                raise LeaktightError(f"expected the number of clients, at least 2, got {sent['clients']!r:.40}")
+            kept = {"public": sent["public"], "secret": secret, "clients": sent["clients"]}
+            return {}, {**_without_private(state), **kept}
         if kind == "he_open":
             return {"values": torch.from_numpy(self._open(sent, state, member))}, state
         if "candidates" in sent:
@@ -139,11 +185,33 @@ class Encrypted(Aggregator):
         keys = self.cipher.new_keys(rng.child("keys"))
         others = {client: key for client, key in publics.items() if client != member.name}
         boxes = {client: boxed(keys.secret, private, key, label=_BOX) for client, key in others.items()}
-        kept = {**_without_private(state), "public": keys.public, "secret": keys.secret}
-        return {"public": keys.public, "boxes": boxes}, kept
+        kept = {"public": keys.public, "secret": keys.secret, "clients": len(publics)}
+        return {"public": keys.public, "boxes": boxes}, {**_without_private(state), **kept}
+
+    @property
+    def _fusion(self) -> Fusion | None:
+        return self.of.fusion if isinstance(self.of, FedBoosting) else None
+
+    def _check_fusion(self) -> None:
+        """Raise where the cipher is too narrow for updates as the fusion shortens them, or too coarse for its noise."""
+        fusion = self._fusion
+        if fusion is None or fusion.clip_norm is None:
+            return
+        if self.cipher.bound < fusion.clip_norm:
+            raise ValueError(
+                f"expected the cipher's bound to be at least the fusion's update_norm, {fusion.clip_norm:g}, got "
+                f"{self.cipher.bound:g}; raise bound, or lower update_norm"
+            )
+        least, finest = fusion.noise_range(2)[0], self.cipher.finest_noise(fusion.scale)
+        if least < finest:
+            raise ValueError(
+                f"expected noise with a standard deviation of at least {finest:g}, which the cipher can tell from 0, "
+                f"got {least:g}; raise noise_multiplier, or value_bits"
+            )
 
     def _open(self, sent: Mapping[str, Any], state: State, member: Member) -> Values:
-        return self.cipher.decrypt(Sealed.from_state(sent["sealed"]), _kept(state, "secret", member))
+        secret, clients = _kept(state, "secret", member), _kept(state, "clients", member)
+        return self.sealing(clients).decrypt(Sealed.from_state(sent["sealed"]), secret)
 
     def _opened(self, sent: Mapping[str, Any], state: State, member: Member) -> dict[str, State]:
         """The candidates that a client is to try, in the open."""
@@ -241,11 +309,11 @@ def _checked(values: Any, reader: str, names: Sequence[str], broadcast: Broadcas
     return _shaped(values, names, like)
 
 
-def _kept(state: State, name: str, member: Member) -> bytes:
+def _kept(state: State, name: str, member: Member) -> Any:
+    """What a client remembers of the agreement: a "private", "public" or "secret" key, or the number of "clients"."""
     if not state.get(name):
         raise LeaktightError(f"{member.name} has no {name} key: it was not there when keys were agreed on")
-    kept: bytes = state[name]
-    return kept
+    return state[name]
 
 
 def _without_private(state: State) -> dict[str, Any]:

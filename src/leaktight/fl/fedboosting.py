@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import RoundFailedError, UsageError
-from leaktight.core.protocols import Conversation, Member, Question
+from leaktight.core.errors import RefusedError, RoundFailedError, UsageError
+from leaktight.core.protocols import Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
+from leaktight.core.secret import released
 from leaktight.core.tensors import add, squared_norm
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.crypto.cipher import integer_weights
@@ -47,6 +48,21 @@ class FedBoosting(Linear):
         if self.scale < 10:
             raise ValueError(f"expected scale >= 10, got {self.scale}")
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({TRAINING_LOSS})
+
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {
+            "cross_validate": Asked(
+                "how well the others' models do on the client's validation examples, by which they are weighed",
+                ("losses",),
+                each_round=True,
+                exact=True,
+            )
+        }
+
     def on_update(
         self, update: Update, state: State, member: Member, *, broadcast: Broadcast, rng: Rng
     ) -> tuple[Update, State]:
@@ -60,8 +76,7 @@ class FedBoosting(Linear):
             norm = float(squared_norm(update.tensors.values())) ** 0.5
             factor = min(1.0, self.fusion.clip_norm / max(norm, _LEAST_LOSS))
             update = replace(update, tensors={name: factor * tensor for name, tensor in update.tensors.items()})
-        params, buffers = changed(broadcast, changes_of(update, broadcast))
-        loss = member.mean_loss(params, buffers, "train")
+        loss = member.mean_loss(*changed(broadcast, changes_of(update, broadcast), member), "train")
         return replace(update, metrics={**update.metrics, TRAINING_LOSS: loss}), state
 
     def aggregate(
@@ -107,9 +122,11 @@ class FedBoosting(Linear):
         if question.kind.partition("/")[0] != "cross_validate":
             return super().answer(question, state, member, rng=rng)
         sent = question.payload
+        if len(sent["candidates"]) > member.peers:
+            raise RefusedError(f"asked to try {len(sent['candidates'])} models of {member.peers} clients")
         broadcast = Broadcast(sent["params"], sent["buffers"], 0)
         losses = {
-            model: member.mean_loss(*changed(broadcast, candidate["changes"]), "validation")
+            model: member.mean_loss(*changed(broadcast, candidate["changes"], member), "validation")
             for model, candidate in sent["candidates"].items()
         }
         return {"losses": losses}, state
@@ -133,8 +150,7 @@ class PlainCombined:
     def __call__(self, weights: Mapping[str, int], *, noise_std: float = 0.0, rng: Rng) -> State:
         mean = weighted_mean({client: self.changes[client] for client in weights}, weights)
         if noise_std:
-            noise = rng.secret().normal_like(mean)
-            mean = {name: tensor + noise_std * noise[name] for name, tensor in mean.items()}
+            mean = released(mean, noise_std, rng.secret())
         return {"changes": mean}
 
 
@@ -148,9 +164,10 @@ def changes_of(update: Update, broadcast: Broadcast) -> dict[str, Tensor]:
     return {**update.tensors, **float_changes(update.buffers or {}, broadcast.buffers)}
 
 
-def changed(broadcast: Broadcast, changes: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and buffers after the changes."""
-    return add(broadcast.params, changes), add(broadcast.buffers, changes)
+def changed(broadcast: Broadcast, changes: Params, member: Member) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers of the model that would exist if the server applied these changes and no others."""
+    change = member.applied({name: tensor for name, tensor in changes.items() if name in broadcast.params})
+    return add(broadcast.params, change), add(broadcast.buffers, changes)
 
 
 def _loss(client: str, losses: Any, name: str) -> float:

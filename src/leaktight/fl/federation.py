@@ -18,6 +18,7 @@ from leaktight.core.types import Examples, Mode, State
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Partition
 from leaktight.fl.client import Client
+from leaktight.fl.consent import Agreement, Consent, agreed_rates
 from leaktight.fl.local import Trainer
 from leaktight.fl.protocol import FederationPlan, Server, ServerState, initial_state
 
@@ -35,6 +36,7 @@ class Federation:
     """A server and its clients, before or between rounds.
 
     examples: those of all clients, one client after the other, so that worker processes can share them.
+    consent: what clients insist on beyond the plan.
     """
 
     dataset: Dataset
@@ -44,6 +46,7 @@ class Federation:
     trainer: Trainer
     rng: Rng
     guard: Guard | None = None
+    consent: Consent = Consent()
 
     def client(self, name: str) -> Client:
         share = self.shares[name]
@@ -53,15 +56,29 @@ class Federation:
             validation=self.examples.part(share.validation, share.stop),
             trainer=self.trainer,
             aggregator=self.server.aggregator,
-            rng=self.rng.child("client", name),
+            rng=self.rng.child("client", name).apart(),
             test=self.dataset.test,
             guard=self.guard,
+            agreement=self.agreement,
+        )
+
+    @property
+    def agreement(self) -> Agreement:
+        """What every client agrees to, from the plan that all have."""
+        plan, server = self.server.plan, self.server
+        return Agreement(
+            rounds=plan.rounds,
+            clients=len(server.sizes),
+            learning_rates=agreed_rates(server.local, plan.rounds),
+            loss_scales=(0.0, float(len(server.sizes))),
+            scores_on=server.scores_on,
+            consent=self.consent,
         )
 
     def keyed(self, key: bytes) -> Federation:
         """The same federation, with this key as the root of all that protects its clients."""
-        server = replace(self.server, rng=self.server.rng.keyed(key))
-        return replace(self, server=server, rng=self.rng.keyed(key))
+        rng = self.rng.keyed(key)
+        return replace(self, server=replace(self.server, rng=rng.child("server").apart()), rng=rng)
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,7 @@ def assemble(
     defense: Defense = Defense(),
     mode: Mode = "train",
     guard: Guard | None = None,
+    consent: Consent = Consent(),
     rng: Rng,
 ) -> Federation:
     """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
@@ -100,10 +118,11 @@ def assemble(
         dataset=dataset,
         examples=dataset.train.take(torch.cat(order)),
         shares=shares,
-        server=Server(sizes, aggregator, local, plan, rng.child("server"), defense),
+        server=Server(sizes, aggregator, local, plan, rng.child("server").apart(), defense),
         trainer=Trainer(model, local, dataset.task, defense, mode),
         rng=rng,
         guard=guard,
+        consent=consent,
     )
 
 

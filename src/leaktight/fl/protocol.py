@@ -27,7 +27,19 @@ from leaktight.core.tensors import add, first_non_finite, flatten_state, num_byt
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.aggregators import weighted_mean
-from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
+from leaktight.fl.consent import check_counted
+from leaktight.fl.messages import (
+    Answered,
+    Ask,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Outcome,
+    Request,
+    Train,
+    Trained,
+    why_declined,
+)
 
 LARGEST_VALUE = 1e6
 """An update with a number beyond this is left out: no training step is so large, and a few would drown all others."""
@@ -35,7 +47,7 @@ LARGEST_VALUE = 1e6
 _SHOWN_FAILURES = 2
 
 T = TypeVar("T")
-Exchange: TypeAlias = Generator[Mapping[str, Request], Mapping[str, Reply], T]
+Exchange: TypeAlias = Generator[Mapping[str, Request], Mapping[str, Outcome], T]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +117,14 @@ class Server:
             raise UsageError(
                 "a gradient update is one local step; set local.steps = 1, or choose an aggregator of model changes"
             )
+        check_counted(self.defense, self.aggregator, self.scores_on)
+
+    @property
+    def scores_on(self) -> Literal["validation", "test"] | None:
+        """On which examples clients score the global model; None where the server does it alone."""
+        if self.plan.evaluate == "clients":
+            return "validation"
+        return "test" if self.defense.private_parts else None
 
 
 @dataclass(frozen=True)
@@ -125,7 +145,6 @@ class RoundOutcome:
 
     broadcast: Broadcast
     updates: Mapping[str, Update]
-    reports: Mapping[str, Mapping[str, float]]
     failures: Mapping[str, str]
     change: Params
     learning_rate: float
@@ -151,7 +170,7 @@ def initial_state(server: Server, params: Params, buffers: Params) -> ServerStat
     return ServerState(params, buffers, server.aggregator.start(params))
 
 
-def carry(conversation: Exchange[T], exchange: Callable[[Mapping[str, Request]], Mapping[str, Reply]]) -> T:
+def carry(conversation: Exchange[T], exchange: Callable[[Mapping[str, Request]], Mapping[str, Outcome]]) -> T:
     """Hold a whole conversation, with `exchange` to move requests to the clients and their replies back."""
     try:
         requests = next(conversation)
@@ -232,8 +251,7 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
         defense=defense,
         round=state.round + 1,
     )
-    reports = {client: reply.report for client, reply in trained.items()}
-    return RoundOutcome(broadcast, updates, reports, failures, change, learning_rate, None, following)
+    return RoundOutcome(broadcast, updates, failures, change, learning_rate, None, following)
 
 
 def draw_clients(server: Server, round_index: int) -> list[str]:
@@ -303,13 +321,14 @@ def _are_figures(figures: Any) -> bool:
 
 
 def _why_unfit(reply: Trained, broadcast: Broadcast, aggregator: Aggregator, most_examples: int) -> str | None:
-    if not isinstance(reply.update, Update) or not _are_figures(reply.report):
-        return "expected an update and figures, got something else"
-    return why_malformed(reply.update, broadcast, aggregator.update_kind, most_examples, sealed=aggregator.sealed)
+    update: Any = reply.update  # it may come from anybody
+    if not isinstance(update, Update):
+        return "expected an update, got something else"
+    return why_malformed(update, broadcast, aggregator.update_kind, most_examples, sealed=aggregator.sealed)
 
 
 def _accept(
-    replies: Mapping[str, Reply], drawn: list[str], broadcast: Broadcast, server: Server
+    replies: Mapping[str, Outcome], drawn: list[str], broadcast: Broadcast, server: Server
 ) -> tuple[dict[str, Trained], dict[str, str]]:
     """The updates that may be combined, and why the others may not."""
     trained: dict[str, Trained] = {}
@@ -322,12 +341,12 @@ def _accept(
                 trained[client] = reply
                 continue
         else:
-            reason = reply.reason if isinstance(reply, Failed) else f"answered with {type(reply).__name__}"
+            reason = why_declined(reply)
         failures[client] = reason
     return trained, failures
 
 
-def _is_score(reply: Reply) -> bool:
+def _is_score(reply: Outcome) -> bool:
     """Whether a client's score can be one: it may come from anybody."""
     return (
         isinstance(reply, Evaluated)
@@ -341,10 +360,9 @@ def _is_score(reply: Reply) -> bool:
 
 
 def _score(server: Server, state: ServerState, evaluate: Callable[[Params, Params], Evaluated]) -> Exchange[Evaluated]:
-    if server.plan.evaluate == "server" and not server.defense.private_parts:
+    if server.scores_on is None:
         return evaluate(state.params, state.buffers)
-    broadcast = Broadcast(state.params, state.buffers, state.round)
-    request = Evaluate(broadcast, "test" if server.plan.evaluate == "server" else "validation")
+    request = Evaluate(Broadcast(state.params, state.buffers, state.round), server.scores_on)
     replies = yield dict.fromkeys(sorted(server.sizes), request)
     scores = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Evaluated) and _is_score(reply)]
     if not scores:
@@ -362,8 +380,8 @@ def _converse(conversation: Conversation[T], to: Literal["aggregator", "defense"
             for client in sorted(questions):
                 reply = replies.get(client, Failed("no answer"))
                 if not isinstance(reply, Answered):
-                    reason = reply.reason if isinstance(reply, Failed) else f"answered with {type(reply).__name__}"
-                    raise RoundFailedError(f"{client} did not answer {questions[client].kind!r}: {reason}")
+                    kind, reason = questions[client].kind, why_declined(reply)
+                    raise RoundFailedError(f"{client} did not answer {kind!r}: {reason}")
                 answers[client] = reply.payload
             questions = conversation.send(answers)
     except StopIteration as end:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +21,7 @@ from leaktight.core.files import write_atomically, write_private
 from leaktight.core.rng import parse_key
 from leaktight.core.secret import KEY_BYTES
 
+_SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
 
@@ -36,6 +38,13 @@ class RunFolder:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint.safetensors"
+
+    def private(self, rounds: int) -> Path:
+        """What clients alone know after so many rounds, and what they reported about themselves."""
+        return self.path / f"clients-{rounds:05d}.safetensors"
+
+    def all_private(self) -> list[Path]:
+        return sorted(self.path.glob("clients-*.safetensors"))
 
     @property
     def model(self) -> Path:
@@ -69,10 +78,13 @@ class RunFolder:
 
 
 @contextmanager
-def open_run(path: Path, config_text: str, *, resume: bool, key: bytes | None = None) -> Iterator[RunFolder]:
+def open_run(
+    path: Path, config_text: str, *, resume: bool, clients: bool = True, key: bytes | None = None
+) -> Iterator[RunFolder]:
     """Create a run's folder, or open one to go on with it; refuse a folder that another process writes to.
 
-    key: from which the run's clients draw what protects them; fresh unless an experiment is to be replayed.
+    clients: whether the run has any, who need a key to draw from what protects them. key: this one, where an experiment
+    is to be replayed; otherwise it is fresh.
     """
     folder = RunFolder(path)
     try:
@@ -91,10 +103,11 @@ def open_run(path: Path, config_text: str, *, resume: bool, key: bytes | None = 
                 f"{path} holds a run with other settings ({_first_difference(held, config_text)}); "
                 "resume it with the same settings, or choose another --out"
             )
-        if folder.started and key not in (None, folder.key):
+        if folder.started and key is not None and key != folder.key:
             raise UsageError(f"{path} holds a run with another secret_seed; leave it out, or choose another --out")
         if not folder.started:
-            write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
+            if clients:
+                write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
             write_atomically(path / "environment.json", json.dumps(environment(), indent=1))
             write_atomically(folder.config, config_text)
         yield folder
@@ -132,8 +145,24 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": platform.machine(),
         "packages": packages,
-        "command": sys.argv,
+        "command": without_secrets(sys.argv),
     }
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command that may be written down: the key of a replay is kept in secret.key alone.
+
+    >>> without_secrets(["leaktight", "audit", "--set", "secret_seed=12ab", "--set=secret_seed=12ab", "--json"])
+    ['leaktight', 'audit', '--json']
+    """
+    shown: list[str] = []
+    for word in words:
+        if _SECRET.search(word):
+            if shown and shown[-1] == "--set":
+                shown.pop()
+            continue
+        shown.append(word)
+    return shown
 
 
 def _first_difference(old: str, new: str) -> str:

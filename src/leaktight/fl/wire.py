@@ -1,7 +1,7 @@
 """Messages as bytes: what a carrier moves between server and clients. Never pickle.
 
->>> decode(encode({"reply": Failed("out of memory"), "round": 3}))
-{'reply': Failed(reason='out of memory'), 'round': 3}
+>>> decode(encode({"reply": Evaluated(10, 9, 2.5), "round": 3}))
+{'reply': Evaluated(num_examples=10, num_correct=9, loss_sum=2.5), 'round': 3}
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Question
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import Batch, Broadcast, Truth, Update
-from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Train, Trained
+from leaktight.fl.messages import Answered, Ask, Declined, Evaluate, Evaluated, Train, Trained
 
 _TYPE = "__type__"
 _MESSAGES: Mapping[str, type] = {
@@ -24,9 +24,9 @@ _MESSAGES: Mapping[str, type] = {
         Ask,
         Batch,
         Broadcast,
+        Declined,
         Evaluate,
         Evaluated,
-        Failed,
         Question,
         Train,
         Trained,

@@ -24,6 +24,7 @@ def export(folder: Path, *settings: str, config: str = "") -> Path:
     return folder / "project"
 
 
+KEY = bytes(range(32))
 CONFIG = """
 [partition]
 kind = "iid"
@@ -63,12 +64,13 @@ def test_a_round_on_a_superlink_with_tls_and_a_node_with_a_key(tmp_path: Path) -
     project = export(tmp_path, config=CONFIG)
     with Deployment(tmp_path / "deployment") as deployment:
         deployment.start_superlink()
-        deployment.start_node(0, "reproducible=true")
+        deployment.start_node(0, f'secret-seed="{KEY.hex()}"')
         state = deployment.run(project, f'folder="{tmp_path / "run"}" join-seconds=300')
         assert state["status"] == "finished:completed", deployment.log("node0").read_text()[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     config = load_config(project / "leaktight_app" / "config.toml")
-    expected = inprocess.run(build_federation(config, *load_data(config)), workers=1).server
+    federation = build_federation(config, *load_data(config)).keyed(KEY)
+    expected = inprocess.run(federation, workers=1).server
     assert summary["model_digest"] == digest({**expected.params, **expected.buffers})
     (private,) = (tmp_path / "deployment" / "state0").glob("*.state")
     assert private.stat().st_mode & 0o777 == 0o600

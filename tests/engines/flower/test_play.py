@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.engines.flower.grids import Change, LocalGrid, nodes
 
-from leaktight.core.errors import CheckpointError, LeaktightError, RoundFailedError
+from leaktight.core.errors import LeaktightError, RoundFailedError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
@@ -28,8 +28,8 @@ from leaktight.engines.flower.messages import read_reply, reply_message
 from leaktight.engines.flower.node import Home, client_app
 from leaktight.engines.flower.server import play
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import Failed, Trained
 from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.messages import Declined, Trained
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # isort: skip
@@ -198,7 +198,7 @@ def test_texts_of_errors_stay_with_the_client(
     grid = grid_for(federation, state_dir=tmp_path, change=spied)
     with caplog.at_level(logging.CRITICAL, logger="leaktight.flower"):
         play(grid, federation, run="a", after_round=lambda outcome, _: outcomes.append(outcome))
-    assert outcomes[0].failures == {"client-001": "raised LeaktightError; the client's own log says why"}
+    assert outcomes[0].failures == {"client-001": "the client declined; its own log says why"}
     for reply in replies:
         for record in reply.content.array_records.values():
             assert SECRET.encode() not in record["bytes"].data
@@ -286,11 +286,11 @@ def test_a_round_is_answered_once_and_never_for_another_model(make_federation: M
     federation = make_federation(defense=AdditiveNoise(), plan=FederationPlan(rounds=1))
     final = play(grid_for(federation, state_dir=tmp_path), federation, run="a")
     other = FederationState(replace(final.server, round=0))
-    with pytest.raises(RoundFailedError, match="raised LeaktightError"):
+    with pytest.raises(RoundFailedError, match="the client declined; its own log says why"):
         play(grid_for(federation, state_dir=tmp_path), federation, other, run="a")
     longer = replace(federation, server=replace(federation.server, plan=FederationPlan(rounds=2)))
     assert play(grid_for(longer, state_dir=tmp_path), longer, final, run="a").server.round == 2
-    with pytest.raises(RoundFailedError, match="raised LeaktightError"):
+    with pytest.raises(RoundFailedError, match="the client declined; its own log says why"):
         play(grid_for(longer, state_dir=tmp_path), longer, run="a")
     play(grid_for(federation, state_dir=tmp_path), federation, run="another")
 
@@ -308,7 +308,7 @@ def test_a_damaged_state_stops_the_client(make_federation: MakeFederation, tmp_p
         run="a",
         after_round=lambda outcome, _: outcomes.append(outcome),
     )
-    assert outcomes[0].failures == {"client-003": f"raised {CheckpointError.__name__}; the client's own log says why"}
+    assert outcomes[0].failures == {"client-003": "the client declined; its own log says why"}
 
 
 def test_the_name_of_a_run_never_becomes_a_path(make_federation: MakeFederation, tmp_path: Path) -> None:
@@ -332,4 +332,4 @@ def test_a_request_with_too_little_or_too_much_in_it_is_refused(make_federation:
         for head in heads
     ]
     replies = [read_reply(reply) for reply in grid.send_and_receive(messages)]
-    assert replies == [Failed("raised LeaktightError; the client's own log says why")] * 4
+    assert replies == [Declined()] * 4

@@ -21,7 +21,7 @@ from leaktight.engines.flower.messages import (
     read_reply,
     request_message,
 )
-from leaktight.fl.client import Ask, Failed, Reply, Request
+from leaktight.fl.messages import Ask, Declined, Failed, Outcome, Request, why_declined
 
 LOG = logging.getLogger("leaktight.flower")
 
@@ -65,7 +65,7 @@ class GridCarrier:
         """The server has stored its state: what is asked from now on follows it."""
         self.epoch, self._turn = epoch, 0
 
-    def exchange(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+    def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
         """Send every request to its client's node, and give the replies by client, sorted by name."""
         self._meet(HELLO_SECONDS if self.timeout is None else self.timeout)
         place = Place(self.run, self.session, self.epoch, self._turn)
@@ -77,21 +77,21 @@ class GridCarrier:
                 model = None if isinstance(request, Ask) else _once(models, request)
                 sent[client] = request_message(request, model, place, self.nodes[client], self.timeout)
         received = self._send(list(sent.values()), self.timeout)
-        replies: dict[str, Reply] = {}
+        replies: dict[str, Outcome] = {}
         for client in sorted(requests):
             replies[client] = self._reply(client, sent.get(client), received)
             self.after_client()
         return replies
 
-    def _reply(self, client: str, message: Message | None, received: Mapping[str, Message]) -> Reply:
+    def _reply(self, client: str, message: Message | None, received: Mapping[str, Message]) -> Outcome:
         if message is None:
-            reply: Reply = Failed("it has no node")
+            reply: Outcome = Failed("it has no node")
         elif message.metadata.message_id not in received:
             reply = Failed("no answer" if self.timeout is None else f"no answer within {self.timeout:g} s")
         else:
             reply = read_reply(received[message.metadata.message_id])
-        if isinstance(reply, Failed):
-            LOG.warning("round %d: %s failed: %s", self.epoch + 1, client, reply.reason)
+        if isinstance(reply, Failed | Declined):
+            LOG.warning("round %d: %s failed: %s", self.epoch + 1, client, why_declined(reply))
         return reply
 
     def _send(self, messages: list[Message], timeout: float | None) -> dict[str, Message]:

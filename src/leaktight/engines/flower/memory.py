@@ -9,6 +9,7 @@ could compare two answers under the same noise.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,25 +17,25 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from leaktight.core.errors import CheckpointError, LeaktightError
+from leaktight.core.errors import CheckpointError, RefusedError
 from leaktight.core.files import write_private
-from leaktight.core.rng import Rng
+from leaktight.core.secret import KEY_BYTES
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 from leaktight.engines.flower.messages import Envelope, Place
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class Memory:
     """before, now: the client's state before the first request of the epoch, and after the last one answered.
 
-    seed: of the client's own randomness. answered: by turn of this epoch, what was asked and in which session.
+    key: the root of the client's own secrets. answered: by turn of this epoch, what was asked and in which session.
     """
 
     run: str
-    seed: int
+    key: bytes
     session: str = ""
     epoch: int = 0
     before: State | None = None
@@ -45,12 +46,17 @@ class Memory:
         """The memory to answer from, or an error where the request must not be answered."""
         place = asked.place
         if place.epoch < self.epoch:
-            raise LeaktightError(f"asked for round {place.epoch + 1} again, after round {self.epoch + 1}; refused")
+            raise RefusedError(f"asked for round {place.epoch + 1} again, after round {self.epoch + 1}")
         if place.epoch > self.epoch:
             return replace(self, session=place.session, epoch=place.epoch, before=self.now, answered={})
-        before = self.answered.get(str(place.turn))
-        if before is not None and (before["digest"] != asked.digest or before["session"] == place.session):
-            raise LeaktightError(f"round {place.epoch + 1} was answered already, to another request; refused")
+        # A restarted server asks all over again, in the same order; only then does it get to what it had not asked.
+        open_turns = [int(turn) for turn, mark in self.answered.items() if mark["session"] != place.session]
+        if open_turns:
+            again = place.turn == min(open_turns) and self.answered[str(place.turn)]["digest"] == asked.digest
+        else:
+            again = str(place.turn) not in self.answered
+        if not again:
+            raise RefusedError(f"round {place.epoch + 1} was answered already, to another request")
         return self if place.session == self.session else replace(self, session=place.session, now=self.before)
 
     def after(self, asked: Envelope, state: State) -> Memory:
@@ -67,7 +73,7 @@ def recall(place: Place, client: str, context: RecordDict, folder: Path | None) 
         data = context.config_records[key]["memory"]
         memory = _read(data if isinstance(data, bytes) else b"", "Flower's context")
     else:
-        return Memory(place.run, Rng.fresh().seed)
+        return Memory(place.run, secrets.token_bytes(KEY_BYTES))
     if memory.run != place.run:
         raise CheckpointError(f"expected the state of run {place.run!r:.40}, got that of {memory.run!r:.40}")
     return memory

@@ -12,7 +12,19 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import Broadcast
 from leaktight.engines.inprocess import with_model, without_model
-from leaktight.fl.client import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
+from leaktight.fl.messages import (
+    Answered,
+    Ask,
+    Declined,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Outcome,
+    Reply,
+    Request,
+    Train,
+    Trained,
+)
 from leaktight.fl.wire import decode, encode
 
 HELLO = f"{MessageType.QUERY}.hello"
@@ -26,7 +38,7 @@ _HEAD, _ASKED, _MODEL, _REPLY, _CLIENT = (
     "leaktight.client",
 )
 _TYPES: dict[type, str] = {Train: MessageType.TRAIN, Evaluate: MessageType.EVALUATE, Ask: MessageType.QUERY}
-_REPLIES = (Trained, Evaluated, Answered, Failed)
+_REPLIES = (Trained, Evaluated, Answered, Declined)
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,8 @@ def read_request(message: Message) -> Envelope:
             total.update(packed)
         if _TYPES[type(request)] != message.metadata.message_type:
             raise ValueError("another type of message than its request")
+        if isinstance(request, Train) and request.broadcast.round != place.epoch:
+            raise ValueError("another round than its place says")
     except LeaktightError:
         raise
     except Exception as error:
@@ -98,7 +112,7 @@ def reply_message(reply: Reply, to: Message) -> Message:
     return Message(RecordDict({_REPLY: _record(encode({"reply": reply}))}), reply_to=to)
 
 
-def read_reply(message: Message) -> Reply:
+def read_reply(message: Message) -> Outcome:
     """The inverse of `reply_message`; anything else is a client that failed."""
     if message.has_error():
         # Flower puts the text of an exception into the reason; it is neither read nor repeated here.

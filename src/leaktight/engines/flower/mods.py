@@ -21,7 +21,7 @@ from leaktight.defenses.stack import Stack
 from leaktight.engines.flower.arrays import is_statistic, only_arrays, record_of, tensors_of, unnamed
 from leaktight.engines.flower.shelf import LOG, Shelf, refusal
 from leaktight.engines.flower.steps import Hidden, Watch, watched
-from leaktight.fl.client import Meter
+from leaktight.fl.local import silent
 
 Sends: TypeAlias = Literal["model", "delta", "gradient"]
 
@@ -36,6 +36,7 @@ def defense_mod(
     *,
     sends: Sends = "model",
     server_side: bool = False,
+    scores: bool = False,
     state_dir: Path | str | None = None,
     name: str = "defense",
     rng: Rng | None = None,
@@ -47,6 +48,8 @@ def defense_mod(
 
     sends: what your function replies with: the local "model", its change ("delta"), or a "gradient".
     server_side: say that your server calls `defense.on_aggregate` on the combined change, for a defense that needs it.
+    scores: let other functions than `@app.train` answer beside a defense that promises differential privacy, although
+    its epsilon does not count what they say. Without such a defense they always do.
     state_dir: where the private state is kept, so that it outlives the node's process; without it, `state-dir` of the
     node's config; without that, Flower's context, which lives as long as the run. name: of the state; another name
     starts anew. rng: fresh entropy unless given; give one in tests only.
@@ -55,6 +58,9 @@ def defense_mod(
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+            if defense.private and not scores:
+                LOG.error("not answered: the epsilon of %s counts updates alone; see `scores`", type(defense).__name__)
+                return refusal(message)
             return call_next(message, context)
         try:
             shelf = Shelf(name, context, state_dir)
@@ -109,13 +115,13 @@ class _Defended:
 
     def call(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         before = tensors_of(message.content.array_records[only_arrays(message.content, "server's message")])
-        meter, memory = Meter(), self._recall(before)
+        memory = self._recall(before)
         number, state = int(memory["round"]), memory["defense"]
         plan = RoundPlan(number, (1.0,))
-        changed, state = self.defense.on_round(plan, state, rng=self.rng.child("round"), report=meter)
+        changed, state = self.defense.on_round(plan, state, rng=self.rng.child("round"), report=silent)
         if changed != plan:
             raise UsageError(f"{type(self.defense).__name__} changes learning rates, which a mod cannot; {_NEEDS_MORE}")
-        watch = Watch(self.defense, state, number, _stand_in(before), self.rng, meter)
+        watch = Watch(self.defense, state, number, _stand_in(before), self.rng, silent)
         with watched(watch):
             reply = call_next(message, context)
         if watch.error is not None:
@@ -124,9 +130,10 @@ class _Defended:
             raise LeaktightError("the app answered with an error")
         if not watch.steps and _acts_on_steps(self.defense):
             raise UsageError("no step of a PyTorch optimiser was seen, so nothing was defended")
-        state = self._defend(reply.content, before, watch.state, meter)
+        state = self._defend(reply.content, before, watch.state)
         self.shelf.write({**memory, "round": number + 1, "defense": state})
-        LOG.info("round %d defended: %s", number + 1, meter.figures())
+        spent = self.defense.spent(state)
+        LOG.info("round %d defended%s", number + 1, "" if spent is None else f"; epsilon so far {spent.epsilon:.4g}")
         return reply
 
     def _recall(self, before: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -144,7 +151,7 @@ class _Defended:
             )
         return held
 
-    def _defend(self, content: RecordDict, before: Mapping[str, Tensor], state: State, meter: Meter) -> State:
+    def _defend(self, content: RecordDict, before: Mapping[str, Tensor], state: State) -> State:
         """Put the defended update in place of the user's, in the reply itself."""
         key = only_arrays(content, "client's reply")
         after = tensors_of(content.array_records[key])
@@ -152,13 +159,16 @@ class _Defended:
             if name not in before or before[name].shape != tensor.shape:
                 raise UsageError(f"expected arrays as the server sent them, got {name!r} of {tuple(tensor.shape)}")
         update = self._update(content, before, after)
-        defended, state = self.defense.on_update(update, state, rng=self.rng.child("update"), report=meter)
+        defended, state = self.defense.on_update(update, state, rng=self.rng.child("update"), report=silent)
         broken = first_non_finite(defended.tensors) or first_non_finite(defended.buffers or {})
         if broken is not None:
             raise LeaktightError(f"the update of {broken!r} is not finite; lower the learning rate or check the data")
         if defended is not update:
             content[key] = record_of({name: self._sent(name, before, after, update, defended) for name in after})
             _limit_metrics(content, defended)
+        if self.defense.private:
+            for name in list(content.config_records):
+                del content[name]
         return state
 
     def _update(self, content: RecordDict, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Update:

@@ -12,13 +12,14 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.errors import UsageError
 from leaktight.core.processes import become_worker
-from leaktight.core.rng import Rng
 from leaktight.engines.flower.memory import recall, remember
 from leaktight.engines.flower.messages import HELLO, hello_reply, read_request, reply_message
-from leaktight.fl.client import Client, Failed, Reply
+from leaktight.engines.flower.reports import write_report
+from leaktight.fl.client import Client
 from leaktight.fl.federation import Federation
+from leaktight.fl.messages import Declined, Reply, Train
 
 LOG = logging.getLogger("leaktight.flower")
 
@@ -27,8 +28,8 @@ LOG = logging.getLogger("leaktight.flower")
 class Home:
     """What a node has: its federation (the data among it), and where it keeps private state (None: Flower's context).
 
-    reproducible: draw from the federation's seed, so that a run can be repeated to the bit. Whoever knows the config
-    then knows all noise. Otherwise every run draws a seed of its own that never leaves the node.
+    reproducible: draw from the federation's key, so that a run can be repeated to the bit. Whoever knows that key then
+    knows all noise. Otherwise every run draws a key of its own that never leaves the node.
     """
 
     federation: Federation
@@ -54,7 +55,7 @@ def client_app(load: Load) -> ClientApp:
 
 
 def answer(message: Message, context: Context, load: Load) -> Message:
-    """Answer one message. No text of an error leaves the node: it can tell about the data."""
+    """Answer one message. Nothing of an error leaves the node, not even its kind: it can tell about the data."""
     become_worker()
     folder: Path | None = None
     name = "node"
@@ -65,11 +66,9 @@ def answer(message: Message, context: Context, load: Load) -> Message:
         if message.metadata.message_type == HELLO:
             return hello_reply(name, message)
         return reply_message(_reply(message, context, home, name), message)
-    except Exception as error:
+    except Exception:
         _note(name, folder)
-        kind = type(error)
-        known = kind.__name__ if kind.__module__ == "builtins" or issubclass(kind, LeaktightError) else "an error"
-        return reply_message(Failed(f"raised {known}; the client's own log says why"), message)
+        return reply_message(Declined(), message)
 
 
 def client_name(federation: Federation, context: Context) -> str:
@@ -90,10 +89,16 @@ def _reply(message: Message, context: Context, home: Home, name: str) -> Reply:
     memory = recall(asked.place, name, context.state, home.state_dir).enter(asked)
     client: Client = home.federation.client(name)
     if not home.reproducible:
-        client = replace(client, rng=Rng(memory.seed).child("client", name))
-    reply, state = client.handle(asked.request, memory.now)
-    remember(memory.after(asked, state), name, context.state, home.state_dir)
-    return reply
+        client = replace(client, rng=client.rng.keyed(memory.key))
+    if not isinstance(asked.request, Train):
+        reply, state = client.handle(asked.request, memory.now)
+        remember(memory.after(asked, state), name, context.state, home.state_dir)
+        return reply
+    done = client.train_round(asked.request, memory.now)
+    remember(memory.after(asked, done.state), name, context.state, home.state_dir)
+    if home.state_dir is not None:
+        write_report(home.state_dir, name, asked.place.epoch, done.report)
+    return done.trained
 
 
 def _note(name: str, folder: Path | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from leaktight.core.files import write_private
 from leaktight.engines.flower.arrays import tensors_of, unnamed
 from leaktight.engines.flower.messages import read_reply, read_request
-from leaktight.fl.client import Train, Trained
+from leaktight.fl.messages import Train, Trained
 
 LOG = logging.getLogger("leaktight.flower")
 

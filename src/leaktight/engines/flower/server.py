@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.engines.flower.carrier import GridCarrier
-from leaktight.engines.inprocess import Carrier, Site
+from leaktight.engines.inprocess import AfterRound, Carrier, Site
 from leaktight.engines.workers import open_workers
 from leaktight.fl.federation import Federation, FederationState, first_state
 from leaktight.fl.protocol import RoundOutcome, carry, federate
@@ -27,14 +27,15 @@ def play(
     *,
     run: str,
     join_seconds: float = JOIN_SECONDS,
-    after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+    after_round: AfterRound | None = None,
     after_client: Callable[[], None] = lambda: None,
     until: int | None = None,
 ) -> FederationState:
     """Play the rounds that are left with the nodes of a grid. What clients remember stays with them.
 
     run: the name of the run, as in an earlier call whose `state` this goes on from. join_seconds: how long to wait for
-    the nodes of all clients before the first request. The rest as in `engines.inprocess.run`.
+    the nodes of all clients before the first request. The rest as in `engines.inprocess.run`; what clients measure
+    about themselves is not here, because no message holds it.
     """
     server = (state or first_state(federation)).server
     carrier = GridCarrier(

@@ -17,7 +17,9 @@ from flwr.simulation import run_simulation
 from leaktight.core.errors import LeaktightError
 from leaktight.core.processes import available_cores
 from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.reports import read_reports
 from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.engines.inprocess import AfterRound, Told
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
 
@@ -31,7 +33,8 @@ def simulate(
     *,
     folder: Path,
     workers: int | None = None,
-    after_round: Callable[[RoundOutcome, FederationState], None] | None = None,
+    after_round: AfterRound | None = None,
+    told: Told = lambda reports: None,
     after_client: Callable[[], None] = lambda: None,
     until: int | None = None,
 ) -> FederationState:
@@ -40,8 +43,13 @@ def simulate(
     folder: where the clients' private states are kept, a file for each, and the name of the run.
     workers: processes for the clients (None: one per core); no effect on numbers.
     """
-    run = run_name(folder, resumed=state is not None)
+    run, clients = run_name(folder, resumed=state is not None), folder / "clients"
     final: list[FederationState] = []
+
+    def finished(outcome: RoundOutcome, now: FederationState) -> None:
+        told(read_reports(clients, outcome.updates, outcome.broadcast.round))
+        if after_round is not None:
+            after_round(outcome, now)
 
     def main(grid: Grid, context: Context) -> None:
         final.append(
@@ -51,13 +59,13 @@ def simulate(
                 state,
                 run=run,
                 join_seconds=START_SECONDS,
-                after_round=after_round,
+                after_round=finished,
                 after_client=after_client,
                 until=until,
             )
         )
 
-    with shipped(federation, folder / "clients") as load, _quiet():
+    with shipped(federation, clients) as load, _quiet():
         run_simulation(make_server_app(main), client_app(load), len(federation.shares), backend_config=backend(workers))
     if not final:
         raise LeaktightError("Flower's simulation ended without a result; see its log")

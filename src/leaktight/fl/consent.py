@@ -1,0 +1,186 @@
+"""What a client agrees to answer, and its check of every request. A server that asks for more is refused.
+
+The agreement is made before the first round, from the plan that everybody has. What a client has answered so far is
+part of its state, so that neither the server's numbers nor its own restarts make it answer twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leaktight.core.errors import OutsideBudgetError, RefusedError, UsageError
+from leaktight.core.protocols import MANY, Aggregator, Asked, Defense
+from leaktight.core.tensors import digest
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Broadcast, Params, State
+from leaktight.fl.messages import Ask, Evaluate, Request, Train
+
+NOTHING_YET: State = {"round": -1, "rounds": 0, "scored": -1, "asked": {}}
+"""The conduct of a client that has answered nothing. round, scored: of the last model that it trained on or scored.
+rounds: how many it trained in. asked: the round in which each kind of question was last answered."""
+
+_ROUNDING = 1e-9
+_BEFORE_ROUNDS = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consent:
+    """What a client insists on beyond the plan; the table `[consent]` of a config.
+
+    max_epsilon: the privacy budget of its own: a round that would spend more is not answered, nor any later one. It
+    needs a defense that counts epsilon. None: no limit.
+    max_rounds: the number of rounds that it trains in. None: as many as the plan has.
+    """
+
+    max_epsilon: float | None = None
+    max_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_epsilon is not None and not 0 < self.max_epsilon < math.inf:
+            raise ValueError(f"expected max_epsilon > 0, got {self.max_epsilon}")
+        if self.max_rounds is not None and self.max_rounds < 1:
+            raise ValueError(f"expected max_rounds >= 1, got {self.max_rounds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """The plan of a federation as its clients agreed to it; which kinds of questions, the methods themselves list.
+
+    rounds, clients: how many there are. learning_rates, loss_scales: the smallest and the largest that a server may ask
+    for. scores_on: on which examples a client scores a model, once a round; None: it scores none.
+    """
+
+    rounds: int = MANY
+    clients: int = MANY
+    learning_rates: tuple[float, float] = (0.0, math.inf)
+    loss_scales: tuple[float, float] = (0.0, math.inf)
+    scores_on: Literal["validation", "test"] | None = None
+    consent: Consent = Consent()
+
+    def admit(
+        self, request: Request, conduct: State, aggregator: Aggregator, defense: Defense, model: Params
+    ) -> dict[str, Any]:
+        """The client's conduct once it has answered, or `RefusedError`. model: the tensors of the agreed network."""
+        if isinstance(request, Train):
+            if request.kind != aggregator.update_kind:
+                raise RefusedError(f"asked for a {request.kind!s:.40}, agreed on a {aggregator.update_kind}")
+            return self._admit_training(request, conduct, model)
+        if isinstance(request, Evaluate):
+            return self._admit_scoring(request, conduct, model)
+        listed = aggregator.questions if request.to == "aggregator" else defense.questions
+        return self._admit_question(request, conduct, listed)
+
+    def _admit_training(self, request: Train, conduct: State, model: Params) -> dict[str, Any]:
+        _require_within("learning rate", request.learning_rate, self.learning_rates)
+        _require_within("loss scale", request.loss_scale, self.loss_scales)
+        number = _round(request.broadcast)
+        if number <= conduct["round"]:
+            raise RefusedError(f"asked for round {number + 1} after round {conduct['round'] + 1}")
+        if number >= self.rounds:
+            raise RefusedError(f"asked for round {number + 1} of {self.rounds}")
+        most = self.consent.max_rounds
+        if most is not None and conduct["rounds"] >= most:
+            raise RefusedError(f"{most} rounds were answered already, and no more were agreed to")
+        _require_alike(request.broadcast, model)
+        return {**conduct, "round": number, "rounds": conduct["rounds"] + 1}
+
+    def _admit_scoring(self, request: Evaluate, conduct: State, model: Params) -> dict[str, Any]:
+        if request.on != self.scores_on:
+            raise RefusedError(f"asked to score a model on {request.on!s:.40} examples, which was not agreed on")
+        number = _round(request.broadcast)
+        if not conduct["scored"] < number <= self.rounds:
+            raise RefusedError(f"asked for the score of round {number} after that of round {conduct['scored']}")
+        _require_alike(request.broadcast, model)
+        return {**conduct, "scored": number}
+
+    def _admit_question(self, request: Ask, conduct: State, listed: Mapping[str, Asked]) -> dict[str, Any]:
+        kind, _, number = request.question.kind.partition("/")
+        if kind not in listed:
+            raise RefusedError(f"asked {kind!r:.80}, which was not agreed on")
+        place = _BEFORE_ROUNDS
+        if listed[kind].each_round:
+            place = conduct["round"]
+            if number != str(place) or place == _BEFORE_ROUNDS:
+                raise RefusedError(f"asked {kind!r} of another round than the one just trained in")
+        key = f"{request.to} {kind}"
+        if key in conduct["asked"] and conduct["asked"][key] >= place:
+            raise RefusedError(f"asked {kind!r} a second time")
+        return {**conduct, "asked": {**conduct["asked"], key: place}}
+
+    def check_budget(self, defense: Defense, state: State) -> None:
+        """Raise `RefusedError` if what the defense is about to release exceeds the client's own budget."""
+        most = self.consent.max_epsilon
+        if most is None:
+            return
+        spent = defense.spent(state)
+        if spent is None:
+            raise UsageError(
+                f"consent.max_epsilon needs a defense that counts epsilon, got {type(defense).__name__}; "
+                "choose dp_sgd, fed_cdp or client_dp with noise"
+            )
+        if not spent.epsilon <= most:
+            raise RefusedError(f"this round would spend epsilon {spent.epsilon:.4g} of a budget of {most:g}")
+
+
+def agreed_rates(local: LocalTraining, rounds: int) -> tuple[float, float]:
+    """The smallest and the largest learning rate of a plan's rounds."""
+    factors = [local.schedule.factor(each, rounds) for each in range(rounds)]
+    return local.learning_rate * min(factors), local.learning_rate * max(factors)
+
+
+def check_counted(defense: Defense, aggregator: Aggregator, scores_on: str | None) -> None:
+    """Raise `OutsideBudgetError` where a method would release what the defense's privacy budget does not count."""
+    if not defense.private:
+        return
+    own = type(defense).__name__
+    exact = [name for name in sorted(aggregator.needs) if name != "num_examples"]
+    exact += [kind for kind, asked in (*aggregator.questions.items(), *defense.questions.items()) if asked.exact]
+    if exact:
+        raise OutsideBudgetError(
+            f"{type(aggregator).__name__} has clients send figures of their data ({', '.join(exact)}) that the epsilon "
+            f"of {own} does not count; choose another aggregator, such as fedavg, or another defense"
+        )
+    if scores_on is not None:
+        raise OutsideBudgetError(
+            f"clients would score models on {scores_on} examples, which the epsilon of {own} does not count; "
+            'set federation.evaluate = "server", with a defense that needs no private parts'
+        )
+
+
+def request_digest(params: Params, buffers: Params, learning_rate: float, loss_scale: float) -> str:
+    """A hash of what a round's training starts from. Noise hangs on it, so that two models never meet the same noise.
+
+    params, buffers: as the server sent them.
+    """
+    total = hashlib.sha256(digest({**params, **buffers}).encode())
+    total.update(f"|{float(learning_rate)!r}|{float(loss_scale)!r}".encode())
+    return total.hexdigest()
+
+
+def _require_within(name: str, value: Any, limits: tuple[float, float]) -> None:
+    low, high = limits
+    fits = isinstance(value, float | int) and 0 < value < math.inf
+    if not fits or not low * (1 - _ROUNDING) <= value <= high * (1 + _ROUNDING):
+        raise RefusedError(f"asked for a {name} of {value!r:.40}, agreed on {low:g} to {high:g}")
+
+
+def _round(broadcast: Broadcast) -> int:
+    if type(broadcast.round) is not int or broadcast.round < 0:
+        raise RefusedError(f"asked for round {broadcast.round!r:.40}, which is no number of a round")
+    return broadcast.round
+
+
+def _require_alike(broadcast: Broadcast, model: Params) -> None:
+    """A network of the server's own, within one process, is for the guard to judge; tensors must be the agreed ones."""
+    if broadcast.model is not None:
+        return
+    sent = {**broadcast.params, **broadcast.buffers}
+    if sent.keys() != model.keys():
+        raise RefusedError("sent a model with other tensors than the agreed network's")
+    for name, tensor in model.items():
+        if sent[name].shape != tensor.shape or sent[name].dtype != tensor.dtype:
+            raise RefusedError(f"sent {name!r} in another shape or type than agreed on")
