@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from leaktight.defenses.ada_lrp import AdaLrp
 from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg, ServerAdam
+from leaktight.fl.consent import Consent
 from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.fusion import NoisyFusion
@@ -217,3 +219,20 @@ def test_an_aggregator_around_another_survives_the_way_to_toml_and_back(tmp_path
         load_config(path, ["federation.aggregator.of={kind='encrypted'}"])
     with pytest.raises(ConfigError, match="at least 2048, got 1024"):
         load_config(path, ["federation.aggregator.cipher.key_bits=1024"])
+
+
+def test_what_clients_insist_on_is_a_table() -> None:
+    config = load_config(None, ["consent.max_epsilon=3.5", "consent.max_rounds=4"])
+    assert config.consent == Consent(max_epsilon=3.5, max_rounds=4)
+    assert "[consent]" not in load_config().to_toml()
+    assert tomllib.loads(config.to_toml())["consent"] == {"max_epsilon": 3.5, "max_rounds": 4}
+    with pytest.raises(ConfigError, match="consent"):
+        load_config(None, ["consent.max_epsilon=-1"])
+
+
+def test_the_secret_seed_is_read_and_never_written() -> None:
+    config = load_config(None, [f"secret_seed={'ab' * 32}"])
+    assert config.key == bytes.fromhex("ab" * 32)
+    assert "ab" * 32 not in config.to_toml() + repr(config)
+    with pytest.raises(ConfigError, match="expected 64 hexadecimal digits, got 3 characters; copy it"):
+        load_config(None, ["secret_seed=abc"])

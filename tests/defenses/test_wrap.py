@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import math
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +15,9 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.protocols import Defense, Report
-from leaktight.core.rng import Rng, secret_model
+from leaktight.core.rng import Rng, global_seed, secret_model
 from leaktight.core.tensors import buffers_of, cloned, digest, pack, parameters_of, unpack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Update
@@ -244,3 +248,68 @@ def test_the_example_of_the_documentation_runs() -> None:
     assert isinstance(update, Update)
     assert set(update.tensors) == set(received)
     assert digest(update.tensors) != digest({name: torch.zeros_like(tensor) for name, tensor in received.items()})
+
+
+def one_batch(defended: Defended, examples: Examples, times: int, **said: int) -> Update:
+    """A round in which the same examples make every batch."""
+    batch = examples.batch(slice(0, 4))
+    optimizer = torch.optim.SGD(defended.model.parameters(), lr=0.01)
+    defended.start_round(0.01, times, **said)
+    for _ in range(times):
+        optimizer.zero_grad()
+        defended.loss(defended.model(batch.inputs), batch.targets).backward()
+        defended.protect(batch.inputs, batch.targets)
+        optimizer.step()
+    return defended.finish_round()
+
+
+def test_a_batch_that_comes_fifty_times_costs_fifty_uses(examples: Examples) -> None:
+    pytest.importorskip("opacus")
+    defended = make_defended(DpSgd(noise_multiplier=1.0), examples)
+    one_batch(defended, examples, 50)
+    assert defended.metrics["epsilon"] == pytest.approx(gaussian_epsilon(math.sqrt(50), 1e-5))
+    assert defended.metrics["epsilon"] == pytest.approx(54.4, rel=0.01)
+    assert defended.spent == Spent(defended.metrics["epsilon"], 1e-5)
+
+
+def test_who_says_that_examples_come_once_an_epoch_is_held_to_it(examples: Examples) -> None:
+    pytest.importorskip("opacus")
+    defended = make_defended(DpSgd(), examples)
+    with pytest.raises(UsageError, match="expected every example once in an epoch of 3 steps, got one a second time"):
+        one_batch(defended, examples, 3, steps_per_epoch=3)
+    defended.abandon_round()
+    one_batch(defended, examples, 3, steps_per_epoch=1)
+    assert defended.metrics["epsilon"] == pytest.approx(gaussian_epsilon(math.sqrt(3), 1e-5))
+    one_batch(make_defended(AdditiveNoise(), examples), examples, 3, steps_per_epoch=3)  # which promises nothing
+
+
+def test_a_networks_own_noise_is_secret_in_a_users_loop_too(examples: Examples) -> None:
+    """PRECODE's noise, and dropout: whoever knows the seed of PyTorch's generator learns nothing about them."""
+
+    def seeded(defended: Defended) -> torch.Tensor:
+        batch = examples.batch(slice(0, 4))
+        defended.start_round(0.1, 1)
+        with global_seed(Rng(1)):
+            outputs = defended.loss(defended.model(batch.inputs), batch.targets)
+            assert torch.equal(torch.rand(3), seeded_numbers()), "the user's own generator is left alone"
+        return outputs.detach()
+
+    def seeded_numbers() -> torch.Tensor:
+        with global_seed(Rng(1)):
+            return torch.rand(3)
+
+    noisy = [seeded(make_defended(Precode(latent_size=4), examples)) for _ in range(2)]
+    dropped = [seeded(make_defended(Defense(), examples)) for _ in range(2)]
+    for one, other in (noisy, dropped):
+        assert not torch.equal(one, other)
+
+
+def test_a_stored_or_copied_model_holds_no_secrets(examples: Examples) -> None:
+    rng = replayed(3)
+    defended = make_defended(Precode(latent_size=4), examples, rng=rng)
+    defended.start_round(0.1, 1)
+    for stored in (pickle.dumps(defended.model), pickle.dumps(copy.deepcopy(defended.model))):
+        assert rng.key is not None
+        assert rng.key not in stored
+        batch = examples.batch(slice(0, 4))
+        assert pickle.loads(stored)(batch.inputs) is not None

@@ -210,6 +210,24 @@ def test_killed_at_any_moment_the_run_ends_in_the_same_model(tmp_path: Path, kil
     assert json.loads(resumed.stdout)["model_digest"] == json.loads(whole.stdout)["model_digest"]
 
 
+def test_the_key_of_a_replay_is_in_one_file_which_its_owner_alone_can_read(tmp_path: Path) -> None:
+    key = bytes(range(100, 132))
+    done = leaktight("train", *QUICK, "--set", f"secret_seed={key.hex()}", "--json", "--out", "run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    holding = [
+        path.name
+        for path in (tmp_path / "run").iterdir()
+        if key in path.read_bytes() or key.hex().encode() in path.read_bytes()
+    ]
+    assert holding == ["secret.key"]
+    assert (tmp_path / "run" / "secret.key").stat().st_mode & 0o777 == 0o600
+    assert key.hex() not in done.stdout + done.stderr
+    again = leaktight("train", *QUICK, "--set", f"secret_seed={key.hex()}", "--json", "--out", "again", folder=tmp_path)
+    other = leaktight("train", *QUICK, "--json", "--out", "other", folder=tmp_path)
+    digests = [json.loads(each.stdout)["model_digest"] for each in (done, again, other)]
+    assert digests[0] == digests[1] != digests[2], "the key replays a run, the seed alone does not"
+
+
 def test_interrupting_leaves_a_run_to_resume_and_says_how(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "leaktight", "train", "--out", "run", "--set", "federation.rounds=500"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +14,18 @@ from tests.fl.talks import broadcast_of, flat, talk_of, updates_of
 from tests.seeds import replayed
 
 from leaktight.core.errors import RoundFailedError, UsageError
-from leaktight.core.protocols import Question
+from leaktight.core.protocols import Defense, Question
+from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Update
-from leaktight.fl.fedboosting import FedBoosting
+from leaktight.data.embedded import Digits
+from leaktight.data.partition import Iid
+from leaktight.defenses.adadefense import AdaDefense
+from leaktight.engines import inprocess
+from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting
+from leaktight.fl.federation import assemble
 from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
+from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.models import MODELS, build_model
 
 SHAPES = {"w": (3, 2), "b": (2,)}
 SIZES = {"c0": 5, "c1": 90, "c2": 30}
@@ -199,3 +210,42 @@ def test_noise_is_refused_where_statistics_are_sent() -> None:
 def test_senseless_settings_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def judged(defense: Defense, aggregator: FedBoosting) -> tuple[list[float], list[float]]:
+    """Training and validation losses of a round of digits, as clients report them."""
+    data = Digits(size=16).load(Path())
+    data = replace(data, train=data.train.part(0, 120), test=data.test.part(0, 40))
+    federation = assemble(
+        data,
+        Iid(clients=3, validation=0.3).split(data, rng=replayed(0)),
+        build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, init="default", rng=replayed(0)),
+        local=LocalTraining(batch_size=8, learning_rate=0.05),
+        aggregator=aggregator,
+        plan=FederationPlan(rounds=1),
+        defense=defense,
+        rng=replayed(1),
+    )
+    training: list[float] = []
+    validation: list[float] = []
+    answer = FedBoosting.answer
+
+    def noted(self: FedBoosting, *arguments: Any, **more: Any) -> Any:
+        answered, state = answer(self, *arguments, **more)
+        validation.extend(answered["losses"].values())
+        return answered, state
+
+    def finished(outcome: RoundOutcome, state: object) -> None:
+        training.extend(update.metrics[TRAINING_LOSS] for update in outcome.updates.values())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FedBoosting, "answer", noted)
+        inprocess.run(federation, workers=1, after_round=finished)
+    return training, validation
+
+
+def test_models_are_judged_as_the_server_would_make_them() -> None:
+    """AdaDefense's stand-ins have elements of the order of 1, of which the server takes a thousandth."""
+    for figures in judged(AdaDefense(), FedBoosting()):
+        assert len(figures) >= 3
+        assert all(2.0 < loss < 2.6 for loss in figures), "as an untrained model of ten classes, not 26 to 32"

@@ -366,6 +366,15 @@ def test_client_level_dp_keeps_metrics_back() -> None:
     assert 0.05 < float(change.std()) < 0.2
 
 
+def test_beside_client_level_dp_other_functions_do_not_answer() -> None:
+    """What they would say, a loss on the client's own data, no epsilon counts."""
+    pytest.importorskip("opacus")
+    message = Message(RecordDict({"arrays": ArrayRecord(network().state_dict())}), 7, "evaluate")
+    assert make_app(defense_mod(ClientDp()))(message, node()).has_error()
+    assert make_app(defense_mod(ClientDp(), scores=True))(message, node()).content == message.content
+    assert make_app(defense_mod(ClientDp(noise_multiplier=0.0)))(message, node()).content == message.content
+
+
 def test_hooks_are_removed_afterwards() -> None:
     reply_to(make_app(defense_mod(Outpost())), network())
     parameter = nn.Parameter(torch.ones(3))
