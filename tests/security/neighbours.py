@@ -237,10 +237,10 @@ EXAMPLES: Mapping[str, Case] = {
         "`dp_sgd`", "noise 4, 4 rounds of 4 epochs, 1 batch each", 1.0, 200, lambda: sgd(dp(4.0), full(4), rounds=4)
     ),
     "dp_sgd, order unknown": Case(
-        "`dp_sgd`", "noise 2, 1 epoch of 8 batches, order unknown", 0.5 / 8**0.5, 1000, lambda: sgd(dp(2.0), EIGHT)
+        "`dp_sgd`", "noise 2, 1 epoch of 8 batches, order unknown", 0.5 / 8**0.5, 1500, lambda: sgd(dp(2.0), EIGHT)
     ),
     "dp_sgd, order known": Case(
-        "`dp_sgd`", "noise 2, 1 epoch of 8 batches, order known", 0.5, 800, lambda: last_step(dp(2.0), LAST)
+        "`dp_sgd`", "noise 2, 1 epoch of 8 batches, order known", 0.5, 1600, lambda: last_step(dp(2.0), LAST)
     ),
     "wrap": Case("`dp_sgd`, `wrap`", "noise 1, one batch 50 times", 50**0.5, 40, lambda: own_loop(dp(1.0), 50)),
     "fed_cdp": Case("`fed_cdp`", "noise 1, 2 layers, 1 step", 2**0.5, 200, lambda: sgd(cdp(1.0), full(1))),
@@ -266,10 +266,10 @@ CLIENTS: Mapping[str, Case] = {
     ),
     "paillier": Case("noisy fusion, Paillier", "noise 1, 1 round", 1.0, 5000, lambda: fused(paillier(1.0))),
     "paillier, rounds": Case(
-        "noisy fusion, Paillier", "noise 1, 4 rounds", 2.0, 1500, lambda: fused(paillier(1.0), rounds=4), 0.8
+        "noisy fusion, Paillier", "noise 1, 4 rounds", 2.0, 1500, lambda: fused(paillier(1.0), rounds=4)
     ),
-    "ckks": Case("noisy fusion, CKKS", "noise 0.5, 1 round", 2.0, 1000, lambda: fused(ckks(0.5)), 0.75),
-    "ckks, weak": Case("noisy fusion, CKKS", "noise 0.25, 1 round", 4.0, 600, lambda: fused(ckks(0.25)), 0.75),
+    "ckks": Case("noisy fusion, CKKS", "noise 0.5, 1 round", 2.0, 1000, lambda: fused(ckks(0.5)), 0.7),
+    "ckks, weak": Case("noisy fusion, CKKS", "noise 0.25, 1 round", 4.0, 600, lambda: fused(ckks(0.25)), 0.7),
 }
 SHARES = Case(
     "`client_dp`", "noise 1 in 4 shares, one update", 2.0, 2500, lambda: whole_client(ClientDp(noise_shares=4))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import nn
 
 from leaktight.core.errors import ModelError
@@ -44,6 +45,7 @@ class ClientDp(Defense):
     Assumes: that clients are drawn by Poisson sampling where sampling_rate < 1 (ours draws a fixed number); that the
     run's seed is secret. Batch statistics would be sent without noise, so batch normalisation in training mode is an
     error.
+    An update that is not finite counts as zero: a client that declines would tell about its data.
     Differs from the paper: there a trusted server adds the noise. The update's own metrics are not sent; with
     noise_shares = 1 the number of examples is, and counts as public.
     """
@@ -90,6 +92,8 @@ class ClientDp(Defense):
         report("clip_rate", float(size > self.clip_norm))
         factor = min(1.0, self.clip_norm / size) if size else 1.0
         tensors = {name: factor * widened(tensor) for name, tensor in update.tensors.items()}
+        if not math.isfinite(size):  # to decline would tell about the data
+            tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.noise_multiplier:
             std = self.noise_multiplier * self.clip_norm / math.sqrt(self.noise_shares)
             tensors = with_noise(tensors, std, rng=rng)

@@ -148,8 +148,9 @@ class DpSgd(Defense):
 def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float) -> tuple[dict[str, Tensor], Tensor]:
     """The mean over examples of gradients (N, *shape), each group of names scaled to norm `clip_norm` at most.
 
-    Gives also the factors, (groups, N). In float32 at least: rounding to half precision would lengthen what was
-    clipped. Differentiable, for an attacker who clips alike.
+    Gives also the factors, (groups, N). An example whose gradient is not finite counts as zero: were the client to
+    decline, that would tell that it has the example. In float32 at least: rounding to half precision would lengthen
+    what was clipped. Differentiable, for an attacker who clips alike.
     """
     means: dict[str, Tensor] = {}
     factors = []
@@ -157,9 +158,11 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
         rows = {name: each[name].reshape(len(each[name]), -1) for name in names}
         # In float64: one float32 sum over millions of elements is off by 2e-4.
         norms = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]
-        factor = (clip_norm / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + _STABILITY)).clamp(max=1)
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        whole = norm.isfinite()
+        factor = (clip_norm / (norm.where(whole, 1) + _STABILITY)).clamp(max=1)
         for name, row in rows.items():
-            wide = widened(row)
+            wide = widened(row).where(whole[:, None], 0)
             means[name] = (factor.to(wide.dtype) @ wide / len(wide)).reshape(each[name].shape[1:])
         factors.append(factor)
     return {name: means[name] for name in each}, torch.stack(factors)
