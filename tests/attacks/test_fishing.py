@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +20,10 @@ from leaktight.core.protocols import ActiveAttack
 from leaktight.core.tensors import cloned
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Observation, Params
+from leaktight.core.types import Batch, Observation, Params, Update
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
+from leaktight.fl.aggregators import FedSgd
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.metrics import psnr
 from leaktight.models import MODELS, build_model
@@ -147,6 +150,17 @@ def test_the_last_layer_moves_by_its_strength_and_nothing_else_does(digits: Data
     assert bias.max() == 1000.0
 
 
+class FedSgdOfOne(FedSgd):
+    """A server of one client, which need not say how many examples it has."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
+        return dict.fromkeys(updates, 1.0)
+
+
 def test_it_says_what_it_lacks(digits: Dataset) -> None:
     assert isinstance(Fishing(), ActiveAttack)
     blind = scene(
@@ -155,8 +169,9 @@ def test_it_says_what_it_lacks(digits: Dataset) -> None:
         batch=8,
         threat=ThreatModel(server="malicious", knows=frozenset({Knowledge.LOCAL_TRAINING})),
     )
+    uncounted = replace(blind.federation.server, aggregator=FedSgdOfOne())
     with pytest.raises(NotDisclosedError, match="batch_size"):
-        blind.play(Fishing())
+        replace(blind, federation=replace(blind.federation, server=uncounted)).play(Fishing())
     with pytest.raises(UsageError, match="target below 10, got 11"):
         pond(digits, "lenet_zhu", "eval").play(Fishing(target=11))
     headless = nn.Sequential(nn.Flatten(), nn.Linear(256, 10, bias=False))

@@ -117,14 +117,15 @@ def test_without_local_training_only_the_direction_is_used(digits: Dataset) -> N
 @pytest.mark.parametrize("matched", [Simulation(), OneBatch()], ids=["simulation", "one_batch"])
 @pytest.mark.parametrize("backend", ["fx", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_backends_take_the_same_steps(digits: Dataset, backend: Literal["fx", "inductor"], matched: Matched) -> None:
-    """A few plain steps on a smooth network, against float64 run eagerly."""
+    """A few plain steps on a smooth network, in float64: Adam's first steps magnify the rounding of small slopes."""
     observation, _ = seen(digits, 4, local=LOCALS["momentum"])
-    attack = replace(QUICK, matched=matched, optimizer=Adam(learning_rate=0.01), iterations=3, keep="last")
-    reference = replace(attack, backend="eager", precision="float64").reconstruct([observation], rng=replayed(1))
+    steps = replace(QUICK, matched=matched, optimizer=Adam(learning_rate=0.01), iterations=3, keep="last")
+    attack = replace(steps, precision="float64")
+    reference = replace(attack, backend="eager").reconstruct([observation], rng=replayed(1))
     found = replace(attack, backend=backend).reconstruct([observation], rng=replayed(1))
     assert found.notes["backend"] == backend
-    torch.testing.assert_close(found.guess.inputs, reference.guess.inputs, rtol=0, atol=1e-5)
-    assert found.loss == pytest.approx(reference.loss, abs=1e-5)
+    torch.testing.assert_close(found.guess.inputs, reference.guess.inputs, rtol=0, atol=1e-6)
+    assert found.loss == pytest.approx(reference.loss, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["resnet20", "vit"])
