@@ -266,8 +266,13 @@ def _resolve(tables: dict[str, Any], where: str) -> Config:
 
 
 def _key(text: Any, where: str) -> bytes:
+    """A key from its digits, or from the file named after an "@"; no error repeats it."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}: secret_seed: expected text, 64 hexadecimal digits or @FILE, got another type")
     try:
-        return parse_key(checked(str, text, where, "secret_seed"))
+        return parse_key(Path(text[1:]).read_text().strip() if text.startswith("@") else text)
+    except OSError as error:
+        raise ConfigError(f"{where}: secret_seed: cannot read {text[1:]}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: secret_seed: {error}; copy it from secret.key of the run to replay") from error
 

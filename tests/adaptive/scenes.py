@@ -35,6 +35,7 @@ class Scene:
     truth: Batch
     learning_rates: tuple[float, ...]
     state: State
+    brings: str
 
     def score(self, attack: Attack, seed: int = 0) -> float:
         """PSNR of the attack's guess, the mean over examples."""
@@ -91,4 +92,4 @@ def play(
         mode="train",
         defense=defense,
     )
-    return Scene(seen, truth.examples, tuple(truth.learning_rates), done.state)
+    return Scene(seen, truth.examples, tuple(truth.learning_rates), done.state, client.brings)

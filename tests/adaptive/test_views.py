@@ -127,7 +127,8 @@ def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["firs
 def test_the_true_noise_explains_a_precode_update() -> None:
     defense = Precode(latent_size=8)
     scene = play(defense)
-    asked = request_digest(scene.seen.broadcast.params, scene.seen.broadcast.buffers, LOCAL.learning_rate, 1.0)
+    sent = scene.seen.broadcast
+    asked = request_digest(sent.params, sent.buffers, LOCAL.learning_rate, 1.0, scene.brings)
     with secret_model(replayed(0).child("round", 0, "model", asked)):
         noise = drawn_like(torch.zeros(1, 8)).double()
     (name,) = view_of(scene).unknowns

@@ -12,6 +12,7 @@ from tests.defenses.dp_scenes import batch_of, client_of, play, small_network, t
 from tests.seeds import replayed
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.tensors import digest, parameters_of, squared_norm
 from leaktight.core.types import Broadcast, Update
 from leaktight.defenses.client_dp import ClientDp
@@ -22,7 +23,7 @@ from leaktight.fl.messages import Train
 
 def defended(defense: ClientDp, tensors: dict[str, torch.Tensor], seed: int = 0) -> Update:
     update = Update(tensors, "delta", num_examples=10, metrics={"loss": 1.0})
-    result, _ = defense.on_update(update, {"rounds": 1}, rng=replayed(seed), report=silent)
+    result, _ = defense.on_update(update, {"rounds": 1, "answered": 1}, rng=replayed(seed), report=silent)
     return result
 
 
@@ -65,14 +66,22 @@ def test_the_loss_is_not_sent_and_shares_hide_the_number_of_examples() -> None:
 def test_epsilon_counts_the_rounds_in_which_the_client_took_part() -> None:
     model = small_network().float()
     defense = ClientDp(noise_multiplier=4.0)
-    for sampled, rounds in ((defense, 2), (replace(defense, sampling_rate=0.25), 6)):
+    accountant = RDPAccountant()
+    for _ in range(6):
+        accountant.step(noise_multiplier=4.0, sample_rate=0.25)
+    for sampled, expected in ((defense, 0.0), (replace(defense, sampling_rate=0.25), accountant.get_epsilon(1e-5))):
         client = client_of(sampled, model)
         first = play(client, model, 1)[0]
         done = client.train_round(Train(Broadcast(parameters_of(model), {}, round=5), learning_rate=0.1), first.state)
-        accountant = RDPAccountant()
-        for _ in range(rounds):
-            accountant.step(noise_multiplier=4.0, sample_rate=sampled.sampling_rate)
-        assert done.report["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+        assert done.report["epsilon"] == pytest.approx(gaussian_epsilon(math.sqrt(2) / 4, 1e-5))
+        assert done.report.get("epsilon_if_poisson", 0.0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_shares_of_noise_promise_less_of_one_update_than_of_the_sum() -> None:
+    model = small_network().float()
+    report = play(client_of(ClientDp(noise_shares=100), model), model, 1)[0].report
+    assert report["epsilon"] == pytest.approx(gaussian_epsilon(10.0, 1e-5))
+    assert report["epsilon_of_sum"] == pytest.approx(gaussian_epsilon(1.0, 1e-5))
 
 
 def test_replacing_a_client_costs_what_half_the_noise_does_for_removing_it() -> None:

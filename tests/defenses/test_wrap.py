@@ -93,7 +93,11 @@ def own_loop(defended: Defended, examples: Examples, rng: Rng, received: Broadca
     ],
     ids=lambda defense: type(defense).__name__,
 )
-def test_the_update_is_the_clients_to_the_bit(defense: Defense, examples: Examples) -> None:
+def test_the_update_is_the_clients_to_the_bit(
+    defense: Defense, examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "brings", "the same")  # a loop of one's own has no hash of the data
+    monkeypatch.setattr(Defended, "_brings", "the same")
     if isinstance(defense, DpSgd):
         pytest.importorskip("opacus")
     client, state = make_client(defense, examples), None

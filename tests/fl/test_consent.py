@@ -258,3 +258,27 @@ def test_without_a_promise_nothing_is_refused() -> None:
         server(defense, FedBoosting(), evaluate="clients")
     with pytest.raises(OutsideBudgetError, match="needs no private parts"):
         server(Stack(parts=(FedKl(), ClientDp())), FedAvg())
+
+
+def test_a_question_goes_to_the_aggregator_or_to_the_defense(model: nn.Module) -> None:
+    """Any other word would have been a fresh start of the count, or have written over another part of the state."""
+    who = client(model, Lrp())
+    for to in ("guard", "conduct", "params", "x1", "", None):
+        asked = Ask(Question("lrp_sums", {"sums": [60]}), to)  # type: ignore[arg-type]
+        unchanged(who, asked, None, "no request of the protocol")
+    unchanged(who, "train", None, "no request of the protocol")  # type: ignore[arg-type]
+
+
+def test_tensors_come_as_what_they_are(model: nn.Module) -> None:
+    params = parameters_of(model)
+    others = {name: tensor for name, tensor in params.items() if name != "0.weight"}
+    moved = broadcast(model, params=others, buffers={"0.weight": params["0.weight"]})
+    unchanged(client(model), Train(moved, 0.1), None, "other tensors than the agreed network's")
+    named = replace(broadcast(model), model="x")  # type: ignore[arg-type]
+    unchanged(client(model), Train(named, 0.1), None, "other tensors than the agreed network's")
+
+
+@pytest.mark.parametrize("rate", [True, 10**400, None])
+def test_a_rate_is_a_number(model: nn.Module, rate: Any) -> None:
+    who = client(model, agreement=Agreement())
+    unchanged(who, Train(broadcast(model), rate), None, "learning rate of")

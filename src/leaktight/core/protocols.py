@@ -279,10 +279,13 @@ class ActiveAttack(Attack, Protocol):
 class Guard(Protocol):
     """A client's look at the model that it was sent, before it trains on it."""
 
-    def admit(self, broadcast: Broadcast, model: nn.Module, inputs: Tensor, state: State, *, report: Report) -> State:
+    def admit(
+        self, broadcast: Broadcast, model: nn.Module, inputs: Tensor | None, state: State, *, report: Report
+    ) -> State:
         """What the guard remembers after this model, or `RefusedError`. Nothing is sent to the server.
 
-        model: the network that was agreed on. inputs: some of the client's own images, (N, C, H, W).
+        model: the network that was agreed on. inputs: some of the client's own images, (N, C, H, W); None where
+        nothing may depend on them.
         """
         ...
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import NotDisclosedError, UsageError, suggestion
-from leaktight.core.types import Observation, RoundTrace
+from leaktight.core.types import Observation, RoundTrace, Update
 
 
 class Knowledge(Enum):
@@ -48,7 +48,7 @@ class ThreatModel:
             )
         members = [target] if self.sees == "client" else sorted(trace.clients)
         targets = torch.cat([trace.clients[name].truth.examples.targets for name in members])
-        update = trace.clients[target].update if self.sees == "client" else trace.aggregate
+        update = trace.clients[target].update if self.sees == "client" else _summed(trace)
         count = len(targets) if Knowledge.BATCH_SIZE in self.knows else update.num_examples
         return Observation(
             model=trace.model,
@@ -64,6 +64,16 @@ class ThreatModel:
             defense=trace.defense if Knowledge.DEFENSE in self.knows else None,
             public_data=trace.public_data if Knowledge.PUBLIC_DATA in self.knows else None,
         )
+
+
+def _summed(trace: RoundTrace) -> Update:
+    """The round's aggregate with the figures that clients sent beside what was summed, by client and name."""
+    figures = {
+        f"{name}.{figure}": value
+        for name, client in sorted(trace.clients.items())
+        for figure, value in client.update.metrics.items()
+    }
+    return replace(trace.aggregate, metrics=figures)
 
 
 def require(seen: Observation, *facts: Knowledge) -> None:

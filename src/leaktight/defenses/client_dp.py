@@ -27,24 +27,25 @@ class ClientDp(Defense):
 
     clip_norm: the largest norm of an update. inf (with noise_multiplier 0): no clipping.
     noise_multiplier: standard deviation of the noise, as a multiple of clip_norm. 0: clipping alone, no DP, no epsilon.
-    noise_shares: 1: every update carries the whole noise, and epsilon holds against a server that reads it. K: every
-    update carries 1 / sqrt(K) of it, so that the sum of K updates carries the whole; epsilon holds for the sum alone,
-    and needs secure aggregation of at least K clients of equal weight. The number of examples is then not sent, and
-    `fedavg` wants scheme = "I".
-    sampling_rate: the probability with which a client takes part in a round. 1, the default, counts the rounds in which
-    it did, and holds against a server, which knows who did. Below 1 all rounds count, each at this rate; that holds
-    only against those who do not know who took part.
+    noise_shares: 1: every update carries the whole noise. K: every update carries 1 / sqrt(K) of it, so that the sum of
+    K updates carries the whole; the number of examples is then not sent, and `fedavg` wants scheme = "I".
+    sampling_rate: the probability with which a client takes part in a round, for `epsilon_if_poisson`.
     adjacency: "remove": the client's update against none at all (zero). "replace": against that of any other data,
     twice as far away; only with sampling_rate 1.
-    delta, accountant: as in `dp_sgd`. Reported every round, for all rounds so far: `epsilon` and `delta`.
+    delta, accountant: as in `dp_sgd`.
+
+    Reported every round, for all rounds so far: `epsilon`, of the rounds that the client took part in, against a server
+    that reads its updates and knows when it did (exact: they are Gaussian mechanisms). With noise_shares = K also
+    `epsilon_of_sum`, for who sees nothing but sums of at least K such updates of equal weight (secure aggregation).
+    With sampling_rate < 1 also `epsilon_if_poisson` by the accountant: every round so far at this rate, against those
+    who do not know who took part, if clients were drawn by Poisson sampling.
 
     The noise is added at the client, because noise that a server adds does not protect against that server. Whole noise
     on every update costs far more accuracy than once on the sum; noise_shares is that case, without trust in a server.
 
     Reference: McMahan et al. 2018 and Geyer et al. 2017 (clients as the unit of privacy); noise_shares = 1 is local DP.
-    Assumes: that clients are drawn by Poisson sampling where sampling_rate < 1 (ours draws a fixed number); that the
-    run's seed is secret. Batch statistics would be sent without noise, so batch normalisation in training mode is an
-    error.
+    Assumes: that the client's key is secret. Batch statistics would be sent without noise: none are sent, and batch
+    normalisation in training mode is an error. Ours draws a fixed number of clients, in a way that the config tells.
     An update that is not finite counts as zero: a client that declines would tell about its data.
     Differs from the paper: there a trusted server adds the noise. The update's own metrics are not sent; with
     noise_shares = 1 the number of examples is, and counts as public.
@@ -119,12 +120,17 @@ class ClientDp(Defense):
         return self.noise_multiplier / (2 if self.adjacency == "replace" else 1)
 
     def _report(self, state: State, report: Report) -> None:
-        epsilon = sampled_epsilon(
-            [[self.sampling_rate, state["rounds"]]],
-            noise_multiplier=self._multiplier,
-            delta=self.delta,
-            accountant=self.accountant,
-        )
-        if math.isfinite(epsilon):
-            report("epsilon", epsilon)
+        figures = {"epsilon": self.spent(state).epsilon}
+        if self.noise_shares > 1:
+            figures["epsilon_of_sum"] = gaussian_epsilon(math.sqrt(state["answered"]) / self._multiplier, self.delta)
+        if self.sampling_rate < 1:
+            figures["epsilon_if_poisson"] = sampled_epsilon(
+                [[self.sampling_rate, state["rounds"]]],
+                noise_multiplier=self._multiplier,
+                delta=self.delta,
+                accountant=self.accountant,
+            )
+        for name, value in figures.items():
+            if math.isfinite(value):
+                report(name, value)
         report("delta", self.delta)

@@ -52,7 +52,8 @@ class Defended:
     """One client's model with its defense. In every round: `receive`, `start_round`, steps, `finish_round`.
 
     Parameters that the defense adds to the model or leaves out of the update are private: `receive` does not touch
-    them and `state_dict` keeps them.
+    them and `state_dict` keeps them. A copy, or one that was pickled, draws from a key of its own. With a defense that
+    promises differential privacy no batch statistics are sent.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Defended:
         self._index = 0
         self._batch: Batch | None = None
         self._asked_for = ""
+        self._abandoned = 0
         self._told: dict[str, Tensor] = {}
         self._steps_per_epoch: int | None = None
         self._this_epoch: set[bytes] = set()
@@ -82,6 +84,15 @@ class Defended:
         self.model.register_forward_hook(self._secrets.end, always_call=True)
         if state is not None:
             self._restore(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "rng": None}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        self.__dict__.update(held)
+        self.rng = Rng.fresh()
+        if self._before is not None:
+            self._begin_secrets()
 
     def receive(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the server's parameters and buffers (such as a `state_dict`), all but the private ones."""
@@ -109,16 +120,19 @@ class Defended:
         """Begin a round of so many steps; gives the learning rate to use in each.
 
         steps_per_epoch: after how many steps an example may come again. Without it a defense that counts epsilon counts
-        every step as a use of the same example; with it, one that comes earlier is an error.
+        every step as a use of the same example. With it you promise that: an example that comes earlier is an error,
+        but one that was changed on the way (augmented) cannot be told from another.
         loss_scale: the server's factor on the loss; `loss` applies it, or what the defense makes of it.
         """
         self._between_rounds()
         if steps < 1:
             raise UsageError(f"expected steps >= 1, got {steps}")
+        if steps_per_epoch is not None and (type(steps_per_epoch) is not int or steps_per_epoch < 1):
+            raise UsageError(f"expected steps_per_epoch as a whole number >= 1, got {steps_per_epoch!r}")
         self._meter, self._index, self._gradient, self._batch = Meter(), 0, {}, None
         self._before = (cloned(self._tensors()), self._memory)
         self._asked_for = self._request(learning_rate, loss_scale)
-        self._secrets.source = ModelSecrets(self.rng.child("round", self.round, "model", self._asked_for))
+        self._begin_secrets()
         self._steps_per_epoch, self._this_epoch = steps_per_epoch, set()
         plan = RoundPlan(self.round, (learning_rate,) * steps, loss_scale, steps_per_epoch)
         with timed(self._meter):
@@ -199,6 +213,7 @@ class Defended:
             for name, tensor in self._tensors().items():
                 tensor.copy_(tensors[name])
         self._end_round()
+        self._abandoned += 1
 
     @property
     def spent(self) -> Spent | None:
@@ -234,7 +249,15 @@ class Defended:
         """A hash of what the server sent for this round: two models never meet the same noise."""
         own = {**self._tensors(), **self._told}
         params, buffers = ({name: own[name] for name in names} for names in (self._shared_params, self._shared_buffers))
-        return request_digest(params, buffers, learning_rate, loss_scale)
+        return request_digest(params, buffers, learning_rate, loss_scale, self._brings)
+
+    @property
+    def _brings(self) -> str:
+        """What tells this client's round from others: who it is, its defense, and how often it began a round anew."""
+        return repr((self.facts.client, self.defense, self._abandoned))
+
+    def _begin_secrets(self) -> None:
+        self._secrets.source = ModelSecrets(self.rng.child("round", self.round, "model", self._asked_for))
 
     def _end_round(self) -> None:
         self._before = self._secrets.source = None
@@ -259,7 +282,8 @@ class Defended:
         buffers = {name: tensor for name, tensor in buffers_of(self.model).items() if name in self._shared_buffers}
         change = {name: tensor - before[name] for name, tensor in params.items()}
         gradient = {name: self._gradient[name] for name in params}
-        return Update(change if kind == "delta" else gradient, kind, num_examples, cloned(buffers))
+        statistics = None if self.defense.private else cloned(buffers)
+        return Update(change if kind == "delta" else gradient, kind, num_examples, statistics)
 
     def _step(self, batch: Batch) -> Step:
         """The step as the defense sees it: copies, because the optimiser and `zero_grad` write in place."""

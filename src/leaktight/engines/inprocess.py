@@ -55,7 +55,7 @@ class Site:
         except UsageError:
             raise
         except LeaktightError as error:
-            return {"reply": Declined(), "state": job["state"], "error": str(error)}
+            return {"reply": Declined(), "state": _after_failure(client, request, job["state"]), "error": str(error)}
 
 
 def run(
@@ -136,6 +136,13 @@ class Carrier:
         chunks = [{"score": [start, min(start + SCORE_CHUNK, total)]} for start in range(0, total, SCORE_CHUNK)]
         scores: list[Evaluated] = [done["score"] for done in self.pool.run(params, buffers, chunks, lambda: None)]
         return sum(scores[1:], scores[0])
+
+
+def _after_failure(client: Client, request: Request, state: State | None) -> State | None:
+    try:
+        return client.marked(request, state)
+    except LeaktightError:
+        return state
 
 
 def _outcome(result: Job) -> Outcome:

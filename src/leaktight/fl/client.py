@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Report, RoundPlan
 from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tasks import correct_examples, example_losses
-from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
-from leaktight.core.types import Broadcast, Examples, Params, State, Truth, Update
-from leaktight.fl.consent import NOTHING_YET, Agreement, request_digest
-from leaktight.fl.local import Trainer, local_update, plan_batches, silent, timed
+from leaktight.core.tensors import buffers_of, cloned, digest, first_non_finite, parameters_of
+from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Truth, Update
+from leaktight.fl.consent import NOTHING_YET, Agreement, check_counted, request_digest
+from leaktight.fl.local import LocalResult, Trainer, local_update, plan_batches, silent, timed
 from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Reply, Request, Train, Trained
 from leaktight.models.surgery import mode_of
 
@@ -75,8 +76,11 @@ class Client:
 
     The state holds the defense's, the aggregator's and the guard's own memory, the parameters and buffers that the
     defense withholds from the server, and the client's conduct: what it has answered so far. Everything secret of a
-    round is drawn from a stream that hangs on the round and on what was asked, so that no secret comes twice.
-    agreement: what the client answers; every request is checked against it.
+    round is drawn from a stream that hangs on the round, on what was asked and on what the client brings, so that no
+    secret comes twice. agreement: what the client answers; every request is checked against it.
+
+    Where the defense promises differential privacy, no batch statistics are sent, the guard sees none of the client's
+    images, and training that fails or overflows counts as no change: whether there is an answer tells nothing.
     """
 
     name: str
@@ -88,6 +92,16 @@ class Client:
     test: Examples | None = None
     guard: Guard | None = None
     agreement: Agreement = Agreement()
+
+    def __post_init__(self) -> None:
+        check_counted(self.trainer.defense, self.aggregator, self.agreement.scores_on)
+
+    @property
+    def brings(self) -> str:
+        """A hash of what the client brings to a round: its name, its data, its defense and its local training."""
+        total = hashlib.sha256(repr((self.name, self.trainer.defense, self.trainer.local, self.trainer.mode)).encode())
+        total.update(digest({"images": self.train.images, "targets": self.train.targets}).encode())
+        return total.hexdigest()
 
     @property
     def facts(self) -> ClientFacts:
@@ -105,13 +119,21 @@ class Client:
             return self._score(trainer, request, state), state
         return self._answer(request, trainer, state)
 
+    def marked(self, request: Request, state: State | None) -> State:
+        """The state after a request that was admitted and could not be answered: it cannot be asked again.
+
+        `RefusedError` where it is not admitted.
+        """
+        _, state = self._begin(state)
+        return {**state, "conduct": self._admitted(request, state)}
+
     def train_round(self, request: Train, state: State | None) -> ClientRound:
         """One round of local training: check, plan, train, defend, and keep what is private."""
         start, report = time.perf_counter(), Meter()
         trainer, state = self._begin(state, report)
         conduct = self._admitted(request, state)
         trainer, state = self._receive(request.broadcast, trainer, state, report)
-        here, asked = self.rng.child("round", request.broadcast.round), _digest_of(request)
+        here, asked = self.rng.child("round", request.broadcast.round), _digest_of(request, self.brings)
         rng = here.child("defense", asked)
         params, buffers = _own(request.broadcast, state)
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"))
@@ -123,25 +145,17 @@ class Client:
         )
         with timed(report):
             plan, memory = trainer.defense.on_round(plan, state["defense"], rng=rng.child("round"), report=report)
+        batches = (self.train.batch(chosen[step]) for step in steps)
         with secret_model(here.child("model", asked)):
-            result = local_update(
-                trainer,
-                params,
-                buffers,
-                (self.train.batch(chosen[step]) for step in steps),
-                learning_rates=plan.learning_rates,
-                loss_scale=plan.loss_scale,
-                round_index=request.broadcast.round,
-                state=memory,
-                rng=rng,
-                report=report,
-            )
+            result = _trained(trainer, params, buffers, batches, plan, memory, rng=rng, report=report)
         update = Update(
             tensors=_shared(result.update(params, request.kind), request.broadcast.params),
             kind=request.kind,
             num_examples=len(chosen),
-            buffers=_shared(result.buffers, request.broadcast.buffers),
+            buffers=None if trainer.defense.private else _shared(result.buffers, request.broadcast.buffers),
         )
+        if trainer.defense.private and first_non_finite(update.tensors) is not None:
+            update = replace(update, tensors={name: torch.zeros_like(each) for name, each in update.tensors.items()})
         with timed(report):
             update, memory = trainer.defense.on_update(
                 update, result.state, rng=rng.child("update", request.kind), report=report
@@ -175,8 +189,8 @@ class Client:
 
     def _admitted(self, request: Request, state: State) -> dict[str, Any]:
         """The client's conduct after this request, or `RefusedError` where it must not be answered."""
-        agreed = {**parameters_of(self.trainer.model), **buffers_of(self.trainer.model)}
-        return self.agreement.admit(request, state["conduct"], self.aggregator, self.trainer.defense, agreed)
+        agreed = parameters_of(self.trainer.model), buffers_of(self.trainer.model)
+        return self.agreement.admit(request, state["conduct"], self.aggregator, self.trainer.defense, *agreed)
 
     def _needed(self, update: Update) -> Update:
         """The update without what the aggregator does not need."""
@@ -233,7 +247,7 @@ class Client:
         if self.guard is None:
             memory: State = state["guard"]
             return memory
-        some = self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
+        some = None if self.trainer.defense.private else self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
         return self.guard.admit(broadcast, self.trainer.model, some, state["guard"], report=report)
 
     def _score(self, trainer: Trainer, request: Evaluate, state: State) -> Evaluated:
@@ -283,9 +297,41 @@ def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Exampl
     return total
 
 
-def _digest_of(request: Train) -> str:
+def _digest_of(request: Train, brings: str) -> str:
     broadcast = request.broadcast
-    return request_digest(broadcast.params, broadcast.buffers, request.learning_rate, request.loss_scale)
+    return request_digest(broadcast.params, broadcast.buffers, request.learning_rate, request.loss_scale, brings)
+
+
+def _trained(
+    trainer: Trainer,
+    params: Params,
+    buffers: Params,
+    batches: Iterable[Batch],
+    plan: RoundPlan,
+    memory: State,
+    *,
+    rng: Rng,
+    report: Report,
+) -> LocalResult:
+    """Local training; where a private defense's noise is yet to come, one that fails on its data changes nothing."""
+    try:
+        return local_update(
+            trainer,
+            params,
+            buffers,
+            batches,
+            learning_rates=plan.learning_rates,
+            loss_scale=plan.loss_scale,
+            round_index=plan.round,
+            state=memory,
+            rng=rng,
+            report=report,
+        )
+    except LeaktightError as error:
+        if not trainer.defense.private or isinstance(error, UsageError):
+            raise
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        return LocalResult(dict(params), dict(buffers), nothing, torch.zeros(1), memory)
 
 
 def _own(broadcast: Broadcast, state: State) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from torch import nn
 
 from leaktight.core.errors import OutsideBudgetError, RefusedError, UsageError
 from leaktight.core.protocols import MANY, Aggregator, Asked, Defense
@@ -62,19 +65,29 @@ class Agreement:
     consent: Consent = Consent()
 
     def admit(
-        self, request: Request, conduct: State, aggregator: Aggregator, defense: Defense, model: Params
+        self,
+        request: Request,
+        conduct: State,
+        aggregator: Aggregator,
+        defense: Defense,
+        params: Params,
+        buffers: Params,
     ) -> dict[str, Any]:
-        """The client's conduct once it has answered, or `RefusedError`. model: the tensors of the agreed network."""
+        """The client's conduct once it has answered, or `RefusedError`. params, buffers: of the agreed network."""
         if isinstance(request, Train):
             if request.kind != aggregator.update_kind:
                 raise RefusedError(f"asked for a {request.kind!s:.40}, agreed on a {aggregator.update_kind}")
-            return self._admit_training(request, conduct, model)
+            _require_alike(request.broadcast, params, buffers)
+            return self._admit_training(request, conduct)
         if isinstance(request, Evaluate):
-            return self._admit_scoring(request, conduct, model)
+            _require_alike(request.broadcast, params, buffers)
+            return self._admit_scoring(request, conduct)
+        if not isinstance(request, Ask) or request.to not in ("aggregator", "defense"):
+            raise RefusedError("asked something that is no request of the protocol")
         listed = aggregator.questions if request.to == "aggregator" else defense.questions
         return self._admit_question(request, conduct, listed)
 
-    def _admit_training(self, request: Train, conduct: State, model: Params) -> dict[str, Any]:
+    def _admit_training(self, request: Train, conduct: State) -> dict[str, Any]:
         _require_within("learning rate", request.learning_rate, self.learning_rates)
         _require_within("loss scale", request.loss_scale, self.loss_scales)
         number = _round(request.broadcast)
@@ -85,16 +98,14 @@ class Agreement:
         most = self.consent.max_rounds
         if most is not None and conduct["rounds"] >= most:
             raise RefusedError(f"{most} rounds were answered already, and no more were agreed to")
-        _require_alike(request.broadcast, model)
         return {**conduct, "round": number, "rounds": conduct["rounds"] + 1}
 
-    def _admit_scoring(self, request: Evaluate, conduct: State, model: Params) -> dict[str, Any]:
+    def _admit_scoring(self, request: Evaluate, conduct: State) -> dict[str, Any]:
         if request.on != self.scores_on:
             raise RefusedError(f"asked to score a model on {request.on!s:.40} examples, which was not agreed on")
         number = _round(request.broadcast)
         if not conduct["scored"] < number <= self.rounds:
             raise RefusedError(f"asked for the score of round {number} after that of round {conduct['scored']}")
-        _require_alike(request.broadcast, model)
         return {**conduct, "scored": number}
 
     def _admit_question(self, request: Ask, conduct: State, listed: Mapping[str, Asked]) -> dict[str, Any]:
@@ -151,19 +162,20 @@ def check_counted(defense: Defense, aggregator: Aggregator, scores_on: str | Non
         )
 
 
-def request_digest(params: Params, buffers: Params, learning_rate: float, loss_scale: float) -> str:
-    """A hash of what a round's training starts from. Noise hangs on it, so that two models never meet the same noise.
+def request_digest(params: Params, buffers: Params, learning_rate: float, loss_scale: float, brings: str) -> str:
+    """A hash of all that a round's training starts from. Noise hangs on it: other models, data or settings meet other
+    noise.
 
-    params, buffers: as the server sent them.
+    params, buffers: as the server sent them. brings: a hash of what the client brings (`Client.brings`).
     """
     total = hashlib.sha256(digest({**params, **buffers}).encode())
-    total.update(f"|{float(learning_rate)!r}|{float(loss_scale)!r}".encode())
+    total.update(f"|{float(learning_rate)!r}|{float(loss_scale)!r}|{brings}".encode())
     return total.hexdigest()
 
 
 def _require_within(name: str, value: Any, limits: tuple[float, float]) -> None:
     low, high = limits
-    fits = isinstance(value, float | int) and 0 < value < math.inf
+    fits = type(value) in (float, int) and 0 < value <= sys.float_info.max
     if not fits or not low * (1 - _ROUNDING) <= value <= high * (1 + _ROUNDING):
         raise RefusedError(f"asked for a {name} of {value!r:.40}, agreed on {low:g} to {high:g}")
 
@@ -174,13 +186,13 @@ def _round(broadcast: Broadcast) -> int:
     return broadcast.round
 
 
-def _require_alike(broadcast: Broadcast, model: Params) -> None:
+def _require_alike(broadcast: Broadcast, params: Params, buffers: Params) -> None:
     """A network of the server's own, within one process, is for the guard to judge; tensors must be the agreed ones."""
-    if broadcast.model is not None:
+    if isinstance(broadcast.model, nn.Module):
         return
-    sent = {**broadcast.params, **broadcast.buffers}
-    if sent.keys() != model.keys():
-        raise RefusedError("sent a model with other tensors than the agreed network's")
-    for name, tensor in model.items():
-        if sent[name].shape != tensor.shape or sent[name].dtype != tensor.dtype:
-            raise RefusedError(f"sent {name!r} in another shape or type than agreed on")
+    for sent, agreed in ((broadcast.params, params), (broadcast.buffers, buffers)):
+        if broadcast.model is not None or sent.keys() != agreed.keys():
+            raise RefusedError("sent a model with other tensors than the agreed network's")
+        for name, tensor in agreed.items():
+            if sent[name].shape != tensor.shape or sent[name].dtype != tensor.dtype:
+                raise RefusedError(f"sent {name!r} in another shape or type than agreed on")

@@ -22,6 +22,7 @@ from leaktight.cli import app as command_line
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense, Step
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import digest
 from leaktight.core.types import Batch, Update
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.client_dp import ClientDp
@@ -249,7 +250,8 @@ def by_hand(defense: Defense, steps: int, rng: Rng) -> dict[str, torch.Tensor]:
 def test_every_step_of_the_users_loop_is_defended(defense: Defense) -> None:
     rng = replayed(5)
     sent = arrays(reply_to(make_app(defense_mod(defense, rng=rng)), network()))
-    expected = by_hand(defense, 2, rng)
+    here = rng.child("owner", "0", "round", 0, digest(network().state_dict()))
+    expected = by_hand(defense, 2, here)
     for name, tensor in expected.items():
         torch.testing.assert_close(sent[name], tensor)
     plain = arrays(reply_to(make_app(defense_mod(Defense())), network()))
@@ -373,6 +375,36 @@ def test_beside_client_level_dp_other_functions_do_not_answer() -> None:
     assert make_app(defense_mod(ClientDp()))(message, node()).has_error()
     assert make_app(defense_mod(ClientDp(), scores=True))(message, node()).content == message.content
     assert make_app(defense_mod(ClientDp(noise_multiplier=0.0)))(message, node()).content == message.content
+
+
+def test_a_stream_that_is_given_serves_every_round_and_node_with_noise_of_its_own(tmp_path: Path) -> None:
+    """With one rng for all, two rounds, or two nodes, must not meet the same noise."""
+    app = make_app(
+        defense_mod(AdditiveNoise(noise_std=5.0, at="update"), rng=replayed(4), state_dir=tmp_path), bare=True
+    )
+    plain = by_hand(Defense(), 2, replayed(0))
+    noises = []
+    for place in (0, 0, 1):
+        sent = arrays(reply_to(app, network(), node(**{"partition-id": place})))
+        noises.append(torch.cat([(sent[name] - plain[name]).flatten() for name in plain]))
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert abs(float(torch.corrcoef(torch.stack([noises[one], noises[other]]))[0, 1])) < 0.5
+
+
+def test_exact_counters_do_not_leave_beside_client_level_dp() -> None:
+    pytest.importorskip("opacus")
+
+    def counted(message: Message, context: Context) -> Message:
+        net = network()
+        nn.functional.cross_entropy(net(INPUTS), TARGETS).backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        tensors = {**net.state_dict(), "counts": torch.tensor([7, 3, 6])}
+        return Message(RecordDict({"arrays": ArrayRecord(tensors)}), reply_to=message)
+
+    before = {**network().state_dict(), "counts": torch.tensor([0, 0, 0])}
+    message = Message(RecordDict({"arrays": ArrayRecord(before)}), 7, "train")
+    reply = defense_mod(ClientDp())(message, node(), counted)
+    assert arrays(reply)["counts"].tolist() == [0, 0, 0]
 
 
 def test_hooks_are_removed_afterwards() -> None:

@@ -1,9 +1,9 @@
-"""What a node remembers of one run: the client's private state, in Flower's context and in a file of its own.
+"""What a node remembers of a run: the client's private state and what it has answered.
 
-The context lives as long as the run; the file also survives a restart of the node and of the server. A server that was
-restarted plays again the round that it had not finished, and the client answers again from the state before that round.
-It does so only if it is asked exactly the same: whoever asks for another model in a round that was answered already
-could compare two answers under the same noise.
+It is kept in Flower's context, which lives as long as Flower's run, and in a file, which also survives a restart of the
+node and of the server. Nothing is ever computed a second time: a server that was restarted asks again what it had asked
+in the round that it had not finished, and gets the same bytes. Any other request for what was answered is refused:
+whoever could compare two answers would learn what noise is to hide.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import filelock
+import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from leaktight.core.errors import CheckpointError, RefusedError
@@ -22,77 +25,151 @@ from leaktight.core.files import write_private
 from leaktight.core.secret import KEY_BYTES
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
-from leaktight.engines.flower.messages import Envelope, Place
+from leaktight.engines.flower.messages import Envelope
 
-VERSION = 2
+VERSION = 3
+
+_RUN = "leaktight.run"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """before, now: the client's state before the first request of the epoch, and after the last one answered.
+    """now: the client's state after the last answer. key: the root of its own secrets.
 
-    key: the root of the client's own secrets. answered: by turn of this epoch, what was asked and in which session.
+    brings: a hash of the data and the settings that belong to the state. answers: how many there were in all.
+    sent: by turn of this epoch, the hash of what was asked and the bytes of the reply.
     """
 
     run: str
-    key: bytes
-    session: str = ""
+    brings: str
+    key: bytes = field(repr=False)
+    answers: int = 0
     epoch: int = 0
-    before: State | None = None
-    now: State | None = None
-    answered: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    now: State | None = field(default=None, repr=False)
+    sent: Mapping[str, State] = field(default_factory=dict, repr=False)
 
-    def enter(self, asked: Envelope) -> Memory:
-        """The memory to answer from, or an error where the request must not be answered."""
+    def sent_to(self, asked: Envelope) -> bytes | None:
+        """The reply to this very request; None: it is new; `RefusedError`: it must not be answered."""
         place = asked.place
         if place.epoch < self.epoch:
             raise RefusedError(f"asked for round {place.epoch + 1} again, after round {self.epoch + 1}")
         if place.epoch > self.epoch:
-            return replace(self, session=place.session, epoch=place.epoch, before=self.now, answered={})
-        # A restarted server asks all over again, in the same order; only then does it get to what it had not asked.
-        open_turns = [int(turn) for turn, mark in self.answered.items() if mark["session"] != place.session]
-        if open_turns:
-            again = place.turn == min(open_turns) and self.answered[str(place.turn)]["digest"] == asked.digest
-        else:
-            again = str(place.turn) not in self.answered
-        if not again:
+            return None
+        entry = self.sent.get(str(place.turn))
+        if entry is None:
+            if any(int(turn) > place.turn for turn in self.sent):
+                raise RefusedError(f"request {place.turn} of round {place.epoch + 1} comes after a later one")
+            return None
+        if entry["digest"] != asked.digest:
             raise RefusedError(f"round {place.epoch + 1} was answered already, to another request")
-        return self if place.session == self.session else replace(self, session=place.session, now=self.before)
+        reply: bytes = entry["reply"].numpy().tobytes()
+        return reply
 
-    def after(self, asked: Envelope, state: State) -> Memory:
-        mark = {"digest": asked.digest, "session": asked.place.session}
-        return replace(self, now=state, answered={**self.answered, str(asked.place.turn): mark})
-
-
-def recall(place: Place, client: str, context: RecordDict, folder: Path | None) -> Memory:
-    """What is known of the run: from the file if there is one, else from the context, else nothing."""
-    path = memory_path(folder, place.run, client)
-    if path is not None and path.exists():
-        memory = _read(path.read_bytes(), str(path))
-    elif (key := _key(place.run)) in context.config_records:
-        data = context.config_records[key]["memory"]
-        memory = _read(data if isinstance(data, bytes) else b"", "Flower's context")
-    else:
-        return Memory(place.run, secrets.token_bytes(KEY_BYTES))
-    if memory.run != place.run:
-        raise CheckpointError(f"expected the state of run {place.run!r:.40}, got that of {memory.run!r:.40}")
-    return memory
+    def after(self, asked: Envelope, reply: bytes, state: State) -> Memory:
+        """The memory once this request is answered. Replies of earlier epochs are dropped."""
+        place = asked.place
+        entry = {"digest": asked.digest, "reply": torch.frombuffer(bytearray(reply), dtype=torch.uint8)}
+        before = self.sent if place.epoch == self.epoch else {}
+        return replace(
+            self,
+            answers=self.answers + 1,
+            epoch=place.epoch,
+            now=state,
+            sent={**before, str(place.turn): entry},
+        )
 
 
-def remember(memory: Memory, client: str, context: RecordDict, folder: Path | None) -> None:
-    """Keep the memory, in the file first: what is lost then is at most an answer that was never sent."""
-    data = pack({"version": VERSION, **vars(memory)})
-    path = memory_path(folder, memory.run, client)
-    if path is not None:
-        write_private(path, data)
-    context[_key(memory.run)] = ConfigRecord({"memory": data})
+@dataclass(frozen=True)
+class Keeper:
+    """Where the memory of a client is kept: a file for each run, if there is a folder, and Flower's context.
 
+    single: the client takes part in one run only, the first of which it answers a request.
+    """
 
-def memory_path(folder: Path | None, run: str, client: str) -> Path | None:
-    """One file per run and client. The run's name comes from the server, so it never becomes a path itself."""
-    if folder is None:
-        return None
-    return folder / f"{client}-{_short(run)}.state"
+    client: str
+    context: RecordDict
+    folder: Path | None
+    single: bool
+
+    def recall(self, run: str, brings: str) -> Memory:
+        """What is known of the run; of a new one, nothing but a new key."""
+        self._require_free(run)
+        memory = self._held(run) or Memory(run, brings, secrets.token_bytes(KEY_BYTES))
+        if memory.brings != brings:
+            raise CheckpointError(
+                f"expected the data and the settings that {self._where(run)} was made with, got others, which could "
+                "meet the same noise; restore them, or start a new run"
+            )
+        return memory
+
+    def remember(self, memory: Memory) -> None:
+        """Keep the memory before its last reply is sent; of two that follow the same one, only the first.
+
+        The file comes first: what is lost then is at most an answer that was never sent.
+        """
+        data = pack({"version": VERSION, **vars(memory)})
+        with self._locked():
+            self._require_free(memory.run)
+            held = self._held(memory.run)
+            if memory.answers != (0 if held is None else held.answers) + 1:
+                raise RefusedError("another request was answered at the same time; this answer was not sent")
+            if self.single:
+                self._claim(memory.run)
+            if (path := self._state(memory.run)) is not None:
+                write_private(path, data)
+            self.context[_key(memory.run)] = ConfigRecord({"memory": data})
+
+    def _require_free(self, run: str) -> None:
+        if not self.single or self._claim_held() in (None, run.encode()):
+            return
+        advice = (
+            "" if self._claimed is None else f"; remove {self._claimed} to let another in, with a budget of its own"
+        )
+        raise RefusedError(f"expected the one run that {self.client} takes part in, got {run!r:.40}{advice}")
+
+    def _claim_held(self) -> object:
+        """The name of the run that the client takes part in, or None."""
+        if self._claimed is not None:
+            return self._claimed.read_bytes() if self._claimed.exists() else None
+        records = self.context.config_records
+        return records[_RUN]["run"] if _RUN in records else None
+
+    def _claim(self, run: str) -> None:
+        if self._claimed is not None:
+            write_private(self._claimed, run)
+        else:
+            self.context[_RUN] = ConfigRecord({"run": run.encode()})
+
+    def _held(self, run: str) -> Memory | None:
+        path = self._state(run)
+        if path is not None and path.exists():
+            memory = _read(path.read_bytes(), str(path))
+        elif (key := _key(run)) in self.context.config_records:
+            data = self.context.config_records[key]["memory"]
+            memory = _read(data if isinstance(data, bytes) else b"", "Flower's context")
+        else:
+            return None
+        if memory.run != run:
+            raise CheckpointError(f"expected the state of run {run!r:.40}, got that of {memory.run!r:.40}")
+        return memory
+
+    @property
+    def _claimed(self) -> Path | None:
+        """The file that says which run the client takes part in."""
+        return None if self.folder is None else self.folder / f"{self.client}.run"
+
+    def _state(self, run: str) -> Path | None:
+        """One file per run and client. The run's name comes from the server, so it never becomes a path itself."""
+        return None if self.folder is None else self.folder / f"{self.client}-{_short(run)}.state"
+
+    def _where(self, run: str) -> str:
+        return str(self._state(run) or "the state in Flower's context")
+
+    def _locked(self) -> AbstractContextManager[object]:
+        if self.folder is None:
+            return nullcontext()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return filelock.FileLock(self.folder / f"{self.client}.lock", mode=0o600)
 
 
 def _key(run: str) -> str:

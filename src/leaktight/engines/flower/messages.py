@@ -99,6 +99,7 @@ def read_request(message: Message) -> Envelope:
             total.update(packed)
         if _TYPES[type(request)] != message.metadata.message_type:
             raise ValueError("another type of message than its request")
+        _require_plain(request)
         if isinstance(request, Train) and request.broadcast.round != place.epoch:
             raise ValueError("another round than its place says")
     except LeaktightError:
@@ -108,8 +109,15 @@ def read_request(message: Message) -> Envelope:
     return Envelope(place, request, total.hexdigest())
 
 
-def reply_message(reply: Reply, to: Message) -> Message:
-    return Message(RecordDict({_REPLY: _record(encode({"reply": reply}))}), reply_to=to)
+def reply_bytes(reply: Reply) -> bytes:
+    """A reply as it travels, and as a node keeps it."""
+    return encode({"reply": reply})
+
+
+def reply_message(reply: Reply | bytes, to: Message) -> Message:
+    """The answer to a message; bytes: of a reply, as `reply_bytes` gives them."""
+    data = reply if isinstance(reply, bytes) else reply_bytes(reply)
+    return Message(RecordDict({_REPLY: _record(data)}), reply_to=to)
 
 
 def read_reply(message: Message) -> Outcome:
@@ -149,6 +157,15 @@ _ERRORS = {
     8: "the client's process died",
 }
 """What Flower's error codes mean (flwr.common.constant.ErrorCode)."""
+
+
+def _require_plain(request: Request) -> None:
+    """Networks never travel, and a question is for one of two."""
+    if isinstance(request, Ask):
+        if request.to not in ("aggregator", "defense"):
+            raise ValueError("a question to nobody")
+    elif request.broadcast.model is not None:
+        raise ValueError("a network beside the tensors")
 
 
 def _record(data: bytes) -> ArrayRecord:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, RoundPlan
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import first_non_finite
+from leaktight.core.tensors import digest, first_non_finite
 from leaktight.core.types import State, Update
 from leaktight.defenses.stack import Stack
 from leaktight.engines.flower.arrays import is_statistic, only_arrays, record_of, tensors_of, unnamed
@@ -117,11 +117,12 @@ class _Defended:
         before = tensors_of(message.content.array_records[only_arrays(message.content, "server's message")])
         memory = self._recall(before)
         number, state = int(memory["round"]), memory["defense"]
+        rng = self.rng.child("owner", self.shelf.owner, "round", number, digest(before))
         plan = RoundPlan(number, (1.0,))
-        changed, state = self.defense.on_round(plan, state, rng=self.rng.child("round"), report=silent)
+        changed, state = self.defense.on_round(plan, state, rng=rng.child("round"), report=silent)
         if changed != plan:
             raise UsageError(f"{type(self.defense).__name__} changes learning rates, which a mod cannot; {_NEEDS_MORE}")
-        watch = Watch(self.defense, state, number, _stand_in(before), self.rng, silent)
+        watch = Watch(self.defense, state, number, _stand_in(before), rng, silent)
         with watched(watch):
             reply = call_next(message, context)
         if watch.error is not None:
@@ -130,7 +131,7 @@ class _Defended:
             raise LeaktightError("the app answered with an error")
         if not watch.steps and _acts_on_steps(self.defense):
             raise UsageError("no step of a PyTorch optimiser was seen, so nothing was defended")
-        state = self._defend(reply.content, before, watch.state)
+        state = self._defend(reply.content, before, watch.state, rng)
         self.shelf.write({**memory, "round": number + 1, "defense": state})
         spent = self.defense.spent(state)
         LOG.info("round %d defended%s", number + 1, "" if spent is None else f"; epsilon so far {spent.epsilon:.4g}")
@@ -151,7 +152,7 @@ class _Defended:
             )
         return held
 
-    def _defend(self, content: RecordDict, before: Mapping[str, Tensor], state: State) -> State:
+    def _defend(self, content: RecordDict, before: Mapping[str, Tensor], state: State, rng: Rng) -> State:
         """Put the defended update in place of the user's, in the reply itself."""
         key = only_arrays(content, "client's reply")
         after = tensors_of(content.array_records[key])
@@ -159,7 +160,7 @@ class _Defended:
             if name not in before or before[name].shape != tensor.shape:
                 raise UsageError(f"expected arrays as the server sent them, got {name!r} of {tuple(tensor.shape)}")
         update = self._update(content, before, after)
-        defended, state = self.defense.on_update(update, state, rng=self.rng.child("update"), report=silent)
+        defended, state = self.defense.on_update(update, state, rng=rng.child("update"), report=silent)
         broken = first_non_finite(defended.tensors) or first_non_finite(defended.buffers or {})
         if broken is not None:
             raise LeaktightError(f"the update of {broken!r} is not finite; lower the learning rate or check the data")
@@ -183,7 +184,7 @@ class _Defended:
             tensors=change,
             kind="gradient" if self.sends == "gradient" else "delta",
             num_examples=int(numbers.pop(COUNT)) if COUNT in numbers else None,
-            buffers={name: after[name] for name in statistics},
+            buffers={} if self.defense.private else {name: after[name] for name in statistics},
             metrics=numbers,
         )
 

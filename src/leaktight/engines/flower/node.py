@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import traceback
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
 from leaktight.core.processes import become_worker
-from leaktight.engines.flower.memory import recall, remember
-from leaktight.engines.flower.messages import HELLO, hello_reply, read_request, reply_message
+from leaktight.core.types import State
+from leaktight.engines.flower.memory import Keeper
+from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
 from leaktight.engines.flower.reports import write_report
 from leaktight.fl.client import Client
+from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Declined, Reply, Train
 
@@ -84,21 +87,54 @@ def client_name(federation: Federation, context: Context) -> str:
     return names[place]
 
 
-def _reply(message: Message, context: Context, home: Home, name: str) -> Reply:
+def _reply(message: Message, context: Context, home: Home, name: str) -> bytes:
+    """The reply as it travels. A request that was answered gets the same bytes, and one that failed fails again."""
     asked = read_request(message)
-    memory = recall(asked.place, name, context.state, home.state_dir).enter(asked)
-    client: Client = home.federation.client(name)
+    client = home.federation.client(name)
+    keeper = Keeper(name, context.state, home.state_dir, _single(home))
+    memory = keeper.recall(asked.place.run, _brings(client))
+    sent = memory.sent_to(asked)
+    if sent is not None:
+        return sent
     if not home.reproducible:
         client = replace(client, rng=client.rng.keyed(memory.key))
+    try:
+        reply, state = _work(client, asked, memory.now, home.state_dir)
+    except Exception:
+        # Whether the work fails can tell about the data: a request that was admitted cannot be tried again.
+        declined = reply_bytes(Declined())
+        keeper.remember(memory.after(asked, declined, client.marked(asked.request, memory.now)))
+        raise
+    sent = reply_bytes(reply)
+    keeper.remember(memory.after(asked, sent, state))
+    return sent
+
+
+def _single(home: Home) -> bool:
+    """Whether the client answers one run only: what it promises or insists on would begin anew with another name."""
+    federation = home.federation
+    if federation.consent == Consent():
+        return federation.server.defense.private
+    if home.state_dir is None:
+        raise UsageError(
+            "expected a state-dir in the node's config because consent sets a limit, got none; give it one: without, "
+            "a restart forgets what was answered"
+        )
+    return True
+
+
+def _brings(client: Client) -> str:
+    """A hash of the data and the settings behind the client's answers."""
+    return hashlib.sha256(f"{client.brings}|{client.aggregator!r}".encode()).hexdigest()
+
+
+def _work(client: Client, asked: Envelope, state: State | None, folder: Path | None) -> tuple[Reply, State]:
     if not isinstance(asked.request, Train):
-        reply, state = client.handle(asked.request, memory.now)
-        remember(memory.after(asked, state), name, context.state, home.state_dir)
-        return reply
-    done = client.train_round(asked.request, memory.now)
-    remember(memory.after(asked, done.state), name, context.state, home.state_dir)
-    if home.state_dir is not None:
-        write_report(home.state_dir, name, asked.place.epoch, done.report)
-    return done.trained
+        return client.handle(asked.request, state)
+    done = client.train_round(asked.request, state)
+    if folder is not None:
+        write_report(folder, client.name, asked.place.epoch, done.report)
+    return done.trained, done.state
 
 
 def _note(name: str, folder: Path | None) -> None:
