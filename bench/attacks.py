@@ -14,11 +14,11 @@ import torch
 from bench import growth
 from bench.rivals import breaching_loop, eager_loop, has_breaching
 from bench.scenes import against, observation, peak_memory
-from leaktight.attacks.backends import Backend
-from leaktight.attacks.labels import Given
-from leaktight.attacks.many import reconstruct_all
-from leaktight.attacks.presets import InvertingGradients
-from leaktight.attacks.spread import Parallel
+from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.matching.many import reconstruct_all
+from leaktight.attacks.matching.spread import Parallel
+from leaktight.attacks.optimizers.compile import Backend
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.core.processes import available_cores
 from leaktight.core.rng import Rng
 

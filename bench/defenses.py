@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from bench.timing import fastest
-from leaktight.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES
 from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of

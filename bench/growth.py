@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.scenes import observation, per_iteration
-from leaktight.attacks.labels import Given
-from leaktight.attacks.matched import OneBatch, Simulation
-from leaktight.attacks.presets import InvertingGradients
+from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.matching.view import OneBatch, Simulation
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import ImageShape
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, parameters_of

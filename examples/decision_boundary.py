@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from leaktight.config import Config, load_config
+from leaktight.config.scenario import build_federation, centralised, load_data
+from leaktight.config.settings import Config, load_config
 from leaktight.core.protocols import Aggregator
 from leaktight.core.types import Examples
 from leaktight.data.gaussians import REACH, coordinates
@@ -21,7 +22,6 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import evaluate
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.report.boundaries import Boundary, Points, plot_boundaries
-from leaktight.scenario import build_federation, centralised, load_data
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-2.toml"
 METHODS: dict[str, Aggregator] = {

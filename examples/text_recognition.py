@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from leaktight.config import Config, load_config
+from leaktight.cli.display import progress_bars
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import Config, load_config
 from leaktight.core.files import write_atomically
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset, DatasetSource
@@ -25,14 +27,12 @@ from leaktight.data.files import MissingDataError
 from leaktight.data.partition import Partition
 from leaktight.data.sources import data_root
 from leaktight.data.words import Iiit5k, Synth90k
-from leaktight.display import progress_bars
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import evaluate
 from leaktight.fl.federation import FederationState
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.report.accuracy_curves import AccuracyCurve, plot_accuracy_curves
-from leaktight.scenario import build_federation, load_data
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-4.toml"
 RENDERED = "rendered words"

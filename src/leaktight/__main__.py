@@ -1,6 +1,6 @@
 """`python -m leaktight`."""
 
-from leaktight.cli import main
+from leaktight.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leaktight.config import Config, kind_of, load_config
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import Config, kind_of, load_config
 from leaktight.core.errors import UsageError
 from leaktight.core.rng import parse_key
 from leaktight.engines.flower.guarding import guard_mod
@@ -28,7 +29,6 @@ from leaktight.engines.inprocess import Told
 from leaktight.engines.training import Row, train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.run_folder import open_run
-from leaktight.scenario import build_federation, load_data
 
 if TYPE_CHECKING:  # Flower itself is first imported by the engine, which switches its telemetry off
     from flwr.app import Context, Message

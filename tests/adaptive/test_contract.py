@@ -14,16 +14,18 @@ from tests.adaptive.scenes import LOCAL, play
 from tests.seeds import replayed
 
 from leaktight.adaptive.knowing import Knowing
-from leaktight.adaptive.table import ADAPTATIONS
-from leaktight.attacks.agic import Agic
-from leaktight.attacks.baselines import MeanImage
-from leaktight.attacks.descent import Adam
-from leaktight.attacks.labels import Given
-from leaktight.attacks.matching import Matching
-from leaktight.attacks.presets import CsDlg, Dlg, InvertingGradients, PriorOnly
-from leaktight.attacks.spread import Parallel
-from leaktight.catalogue import ADAPTIVE, DEFENSES
-from leaktight.config import kind_of, settings_of
+from leaktight.adaptive.table import ADAPTATIONS, ADAPTIVE
+from leaktight.attacks.controls import MeanImage, PriorOnly
+from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.spread import Parallel
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.presets.agic import Agic
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
+from leaktight.config.catalogue import DEFENSES
+from leaktight.config.settings import kind_of, settings_of
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge

@@ -10,7 +10,10 @@ from tests.adaptive.scenes import LOCAL, play, score
 from tests.seeds import replayed
 
 from leaktight.adaptive.table import adapt
-from leaktight.attacks.presets import CsDlg, Dlg, IdlgAttack, Preset
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.idlg import IdlgAttack
+from leaktight.attacks.presets.preset import Preset
 from leaktight.core.protocols import Attack, Defense
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.clipping import Clipping

@@ -22,8 +22,8 @@ from leaktight.adaptive.noise import averaged, of_steps, prior_weight
 from leaktight.adaptive.stack import KnowsStack
 from leaktight.adaptive.support import mean_size, solutions
 from leaktight.adaptive.table import adaptation_to
-from leaktight.attacks.matched import Simulation, View
-from leaktight.attacks.presets import CsDlg
+from leaktight.attacks.matching.view import Simulation, View
+from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.core.protocols import ClientFacts, Defense
 from leaktight.core.rng import drawn_like, secret_model
 from leaktight.core.types import Params

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from leaktight.audit.plan import Experiment
-from leaktight.audit_scenario import build_experiment, complete
-from leaktight.config import Config, load_config
+from leaktight.config.audit import build_experiment, complete
+from leaktight.config.scenario import load_data
+from leaktight.config.settings import Config, load_config
 from leaktight.engines.tasks import Job, Task
-from leaktight.scenario import load_data
 
 SMALL = """
 seed = 3

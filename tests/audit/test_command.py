@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.audit.scenes import SMALL
 
-from leaktight.cli import main
+from leaktight.cli.app import main
 
 
 class Here:

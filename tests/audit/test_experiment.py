@@ -14,8 +14,10 @@ import torch
 from PIL import Image
 from tests.audit.scenes import small_experiment
 
-from leaktight.attacks.baselines import MeanImage
-from leaktight.attacks.presets import CsDlg, Dlg, IdlgAttack
+from leaktight.attacks.controls import MeanImage
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.audit.experiment import Site
 from leaktight.audit.judge import judge
 from leaktight.audit.ledger import labels_of

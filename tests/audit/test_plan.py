@@ -9,13 +9,13 @@ from tests.audit.scenes import small_config, small_experiment
 
 from leaktight.audit.plan import Experiment, named
 from leaktight.audit.settings import AuditSettings
-from leaktight.audit_scenario import build_experiment
+from leaktight.config.audit import build_experiment
+from leaktight.config.scenario import load_data
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import RoundTrace
 from leaktight.engines import inprocess
-from leaktight.scenario import load_data
 
 
 def test_ids_are_stable_and_more_trials_only_add_to_them(tmp_path: Path) -> None:

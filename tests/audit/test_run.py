@@ -13,11 +13,11 @@ from tests.audit.scenes import inline, small_experiment
 
 from leaktight.audit.plan import AttackEntry, Experiment
 from leaktight.audit.run import Watcher, check_something_ran, easier_than_training, run_audit
-from leaktight.audit_scenario import build_experiment, complete
-from leaktight.config import load_config
+from leaktight.config.audit import build_experiment, complete
+from leaktight.config.scenario import load_data
+from leaktight.config.settings import load_config
 from leaktight.core.errors import LeaktightError
 from leaktight.fl.run_folder import RunFolder
-from leaktight.scenario import load_data
 
 
 class Told(Watcher):

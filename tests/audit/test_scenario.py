@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from leaktight.audit_commands import parse_workers
-from leaktight.audit_scenario import AUDIT_SCENARIO, build_experiment, complete, scenario_facts
-from leaktight.config import load_config
+from leaktight.cli.audit import parse_workers
+from leaktight.config.audit import AUDIT_SCENARIO, build_experiment, complete, scenario_facts
+from leaktight.config.scenario import load_data
+from leaktight.config.settings import load_config
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Defense
-from leaktight.scenario import load_data
 
 
 def test_without_a_config_three_attacks_meet_three_defenses() -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 import typing
 from typing import Any
 
@@ -13,9 +15,9 @@ import pytest
 
 import leaktight
 from leaktight.adaptive.knowing import Knowing
-from leaktight.attacks.last_layer import LabelStrategy
-from leaktight.attacks.matching import Matching
-from leaktight.catalogue import (
+from leaktight.attacks.labels.last_layer import LabelStrategy
+from leaktight.attacks.matching.attack import Matching
+from leaktight.config.catalogue import (
     AGGREGATORS,
     ATTACKS,
     CATALOGUE,
@@ -26,14 +28,15 @@ from leaktight.catalogue import (
     LABELS,
     PARTITIONS,
     SCHEDULES,
-    describe,
 )
+from leaktight.config.names import ENTRIES
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.training import Schedule
 from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.fl.fusion import Fusion
+from leaktight.metrics import METRICS
 from leaktight.models import MODELS
 from leaktight.models.gan import GENERATORS, GeneratorSource
 from leaktight.models.source import Network
@@ -99,12 +102,33 @@ def test_settings_are_frozen_and_by_keyword(cls: type) -> None:
     assert all(field.kw_only for field in dataclasses.fields(cls))
 
 
+def describe(entry: Any) -> str:
+    """An entry's own description, or the start of its docstring."""
+    text = getattr(entry, "description", None) or entry.__doc__ or ""
+    return " ".join(str(text).split("\n\n")[0].split())
+
+
 @pytest.mark.parametrize("kind", CATALOGUE)
 def test_every_entry_says_in_one_line_what_it_is(kind: str) -> None:
+    """Names and descriptions are static, so that they can be listed without an import; here they meet the methods."""
     for name, entry in CATALOGUE[kind].items():
-        line = describe(entry)
+        line = ENTRIES[kind][name].description
+        assert line == describe(entry), (kind, name)
         assert 10 < len(line) < 160, (kind, name, line)
         assert name == name.lower(), (kind, name)
+
+
+@pytest.mark.parametrize(("kind", "held"), [("models", MODELS), ("generators", GENERATORS), ("metrics", METRICS)])
+def test_lists_that_others_hold_are_the_catalogues(kind: str, held: typing.Mapping[str, Any]) -> None:
+    assert dict(CATALOGUE[kind]) == dict(held)
+
+
+def test_listing_imports_no_method() -> None:
+    code = "import sys; from leaktight.cli.app import main; sys.argv = ['leaktight', 'list', 'attacks']; main()"
+    check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); "
+    done = subprocess.run([sys.executable, "-c", check + code], capture_output=True, text=True, check=False)
+    assert "inverting_gradients" in done.stdout
+    assert done.stderr.strip() == "False"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,14 +13,14 @@ from tests.attacks.scenes import draw, observe
 from tests.e2e.test_train import leaktight
 from tests.seeds import replayed
 
-from leaktight.attacks.ggl import Ggl
-from leaktight.cli import main
-from leaktight.config import load_config
+from leaktight.attacks.generative.ggl import Ggl
+from leaktight.cli.app import main
+from leaktight.cli.generator import public_images
+from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
-from leaktight.generator_commands import public_images
 from leaktight.models import MODELS, build_model
 
 TINY = ["--data", "digits", "--size", "8", "--epochs", "1", "--latent", "4", "--width", "4", "--batch-size", "64"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.seeds import replayed
 
-from leaktight.cli import main
+from leaktight.cli.app import main
 
 QUICK = ["--set", "federation.rounds=3", "--set", "local.epochs=1"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.attacks.malicious import scene
+from tests.attacks.tampered import scene
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.attacks.fishing import Fishing
-from leaktight.attacks.robbing_the_fed import RobbingTheFed
-from leaktight.config import load_config
+from leaktight.attacks.malicious.fishing import Fishing
+from leaktight.attacks.malicious.robbing_the_fed import RobbingTheFed
+from leaktight.config.settings import load_config
 from leaktight.core.errors import ConfigError, RoundFailedError
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import Broadcast, Params, Update

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.report.made_run import MadeRun
 
-from leaktight import cli
+from leaktight.cli import app as cli
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

@@ -16,7 +16,7 @@ from tests.fl.talks import SMALL
 from tests.seeds import replayed
 from torch import nn
 
-from leaktight.catalogue import AGGREGATORS, DEFENSES
+from leaktight.config.catalogue import AGGREGATORS, DEFENSES
 from leaktight.core.protocols import Aggregator, Asked, Defense
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import unpack

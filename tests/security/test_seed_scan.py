@@ -17,7 +17,7 @@ from tests.security.scan import ALIKE, DRAWS, WORDS, Sight, chunks, first_words,
 from tests.security.scenes import SCENES, SEED, overhearing
 from tests.seeds import replayed
 
-from leaktight.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES
 
 WIDTH = 1 << 12
 LONG = 1 << 24

@@ -10,7 +10,10 @@ import torch
 from tests.attacks.scenes import observe
 from tests.seeds import replayed
 
-from leaktight.attacks.presets import CsDlg, Dlg, IdlgAttack, Preset
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.idlg import IdlgAttack
+from leaktight.attacks.presets.preset import Preset
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
 from leaktight.data.cifar import Cifar10

@@ -11,12 +11,12 @@ from tests.audit.scenes import small_experiment
 
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import run_audit
-from leaktight.audit_scenario import build_experiment, complete
-from leaktight.config import load_config
+from leaktight.config.audit import build_experiment, complete
+from leaktight.config.scenario import load_data
+from leaktight.config.settings import load_config
 from leaktight.engines.cluster import run_on_ray
 from leaktight.engines.tasks import Runner, run_locally
 from leaktight.fl.run_folder import RunFolder
-from leaktight.scenario import load_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from tests.seeds import replayed
 
-from leaktight.config import load_config
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import load_config
 from leaktight.core.protocols import Aggregator
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
@@ -21,7 +22,6 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import evaluate
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation
-from leaktight.scenario import build_federation, load_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -10,11 +10,11 @@ import pytest
 from tests.engines.flower.deployment import Deployment, wait_for
 from tests.engines.flower.test_deployment import export
 
-from leaktight.config import load_config
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
 from leaktight.fl.checkpoint import load_checkpoint
-from leaktight.scenario import build_federation, load_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -9,7 +9,7 @@ import torch
 from tests.attacks.scenes import observe
 from tests.seeds import replayed
 
-from leaktight.attacks.grnn import Grnn
+from leaktight.attacks.generative.grnn import Grnn
 from leaktight.data.cifar import Cifar100
 from leaktight.metrics import psnr
 from leaktight.models import MODELS, build_model

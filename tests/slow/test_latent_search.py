@@ -11,10 +11,10 @@ from tests.attacks.scenes import observe
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.attacks.ggl import Ggl
-from leaktight.attacks.gias import Gias
-from leaktight.attacks.many import reconstruct_all
-from leaktight.attacks.presets import Preset
+from leaktight.attacks.generative.ggl import Ggl
+from leaktight.attacks.generative.gias import Gias
+from leaktight.attacks.matching.many import reconstruct_all
+from leaktight.attacks.presets.preset import Preset
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import Batch, ImageShape
 from leaktight.metrics.lpips import Lpips

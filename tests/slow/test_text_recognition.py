@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from leaktight.config import load_config
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import load_config
 from leaktight.core.protocols import Aggregator
 from leaktight.core.types import Examples
 from leaktight.data.alphabet import decode_words
@@ -20,7 +21,6 @@ from leaktight.fl.client import evaluate
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation
 from leaktight.fl.protocol import ServerState
-from leaktight.scenario import build_federation, load_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, mimicking, scale_free, weighing
-from leaktight.attacks.matched import View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params, State, Update

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from leaktight.adaptive.knowing import Adaptation, mimicking, scale_free
-from leaktight.attacks.matched import View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params, State, Update

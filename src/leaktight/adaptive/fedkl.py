@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, without
-from leaktight.attacks.matched import Unknown, View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.types import Observation
 from leaktight.defenses.fedkl import FedKl
 from leaktight.models.keylock import LOCK, scale_blocks

@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from leaktight.attacks.labels import BiasCorrected, Joint
-from leaktight.attacks.last_layer import head_gradient
-from leaktight.attacks.matched import Around, View
-from leaktight.attacks.matching import Matching
-from leaktight.attacks.objectives import Cosine, LayerCosine, Objective
-from leaktight.attacks.presets import Preset
+from leaktight.attacks.labels.last_layer import head_gradient
+from leaktight.attacks.labels.rules import BiasCorrected, Joint
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.objectives import Cosine, LayerCosine, Objective
+from leaktight.attacks.matching.view import Around, View
+from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import Attack, Defense, Progress, Report, RoundPlan, Step
 from leaktight.core.rng import Rng

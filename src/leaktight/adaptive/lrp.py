@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from leaktight.adaptive.knowing import Adaptation, mimicking, scale_free
-from leaktight.attacks.matched import Unknown, View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.protocols import Defense, Report, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, State

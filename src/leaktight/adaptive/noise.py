@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 
 from leaktight.adaptive.knowing import Adaptation, scale_free
-from leaktight.attacks.lbfgs import Lbfgs
-from leaktight.attacks.matching import Matching
-from leaktight.attacks.priors import TotalVariation
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.core.tensors import digest, squared_norm
 from leaktight.core.types import Observation
 from leaktight.defenses.noise import AdditiveNoise

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from leaktight.adaptive.knowing import Adaptation, weighing, zeros_are_the_defenses
-from leaktight.attacks.matched import View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.types import Observation, Params

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, without
-from leaktight.attacks.matched import Unknown, View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.types import Observation
 from leaktight.models.bottleneck import VariationalBottleneck
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from leaktight.adaptive.clipping import clipping_alike
 from leaktight.adaptive.noise import KnowsNoise, of_steps
-from leaktight.attacks.matched import View
+from leaktight.attacks.matching.view import View
 from leaktight.core.types import Observation
 from leaktight.defenses.client_dp import ClientDp
 from leaktight.defenses.dp_sgd import DpSgd

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from leaktight.adaptive.knowing import Adaptation, last_weight, weighing, without, zeros_are_the_defenses
-from leaktight.attacks.matched import View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
 from leaktight.core.types import Observation
 from leaktight.models.source import require_choice
 

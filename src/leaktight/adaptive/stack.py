@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leaktight.adaptive.knowing import Adaptation
-from leaktight.attacks.matched import View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Reconstruction

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leaktight.attacks.last_layer import LabelStrategy
-from leaktight.attacks.matched import Around, View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.labels.last_layer import LabelStrategy
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import Around, View
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation, Params, Reconstruction

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from leaktight.adaptive.knowing import Adaptation, weighing, zeros_are_the_defenses
 from leaktight.adaptive.stages import Judging, in_stages
-from leaktight.attacks.matched import View
-from leaktight.attacks.matching import Matching
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params, Reconstruction

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leaktight.attacks.labels import Given, Joint
-from leaktight.attacks.last_layer import LabelStrategy
+from leaktight.attacks.labels.last_layer import LabelStrategy
+from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.audit.plan import RANDOM_INITS, Experiment, TrialSpec
 from leaktight.core.protocols import Attack
 from leaktight.core.threat import Knowledge, ThreatModel

@@ -9,11 +9,11 @@ import pytest
 from tests.engines.flower.deployment import Deployment
 from typer.testing import CliRunner
 
-from leaktight.cli import app
-from leaktight.config import load_config
+from leaktight.cli.app import app
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
-from leaktight.scenario import build_federation, load_data
 
 
 def export(folder: Path, *settings: str, config: str = "") -> Path:

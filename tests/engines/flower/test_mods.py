@@ -18,7 +18,7 @@ from tests.seeds import replayed
 from torch import nn
 from typer.testing import CliRunner
 
-from leaktight.cli import app as command_line
+from leaktight.cli.app import app as command_line
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense, Step
 from leaktight.core.rng import Rng

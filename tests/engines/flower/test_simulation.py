@@ -15,8 +15,9 @@ import pytest
 from tests.engines.flower.test_play import grid_for, whole
 from typer.testing import CliRunner
 
-from leaktight.cli import app as command_line
-from leaktight.config import load_config
+from leaktight.cli.app import app as command_line
+from leaktight.config.scenario import build_federation, load_data
+from leaktight.config.settings import load_config
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
@@ -31,7 +32,6 @@ from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState, defended
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
 from leaktight.fl.run_folder import open_run
-from leaktight.scenario import build_federation, load_data
 
 from flwr.app import Context, Message  # isort: skip
 from flwr.serverapp import Grid  # isort: skip

@@ -1,0 +1,170 @@
+"""Negative controls: guesses that an attack has to beat before its score means anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.labels.last_layer import LabelStrategy
+from leaktight.attacks.labels.rules import Idlg
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.objectives import Cosine
+from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.presets.preset import Preset
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tasks import Classification
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Observation, Params, Reconstruction
+from leaktight.fl.local import Trainer, loss_and_gradient
+from leaktight.models.surgery import mode_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanImage:
+    """The same image for every example: the mean of the public data where they are known, mid-grey where not.
+
+    It does not look at the update, of which only the first is taken. One image where the number of examples is not
+    disclosed. Labels are those disclosed, or else drawn at random (for words: empty). The loss is NaN: there is none.
+    """
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset()
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        first = _first(seen)
+        public = first.public_data
+        image = torch.full(first.input_shape, 0.5) if public is None else public.inputs.mean(0)
+        count = first.batch_size or 1
+        guess = Batch(image.expand(count, *image.shape).clone(), _blind_labels(first, count, rng))
+        if progress is not None:
+            progress(0, float("nan"), guess.inputs)
+        return Reconstruction(guess, float("nan"), {"source": "grey" if public is None else "public data"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestPublicImage:
+    """The public images whose own gradients point most nearly where the update does, one per example, none twice.
+
+    It shows what is gained by looking a private image up instead of reconstructing it. Each public image is a batch of
+    one with its own label, on the model sent. Only the first update is looked at, a delta as minus the gradient.
+    One image where the number of examples is not disclosed. The loss is the mean of 1 - cosine.
+    Where labels are disclosed, or `labels` infers them, each is given the nearest image of its class, or of any class
+    where the public data have none left. Otherwise the nearest of all are taken, which for a batch tend to be of the
+    one class that dominates the update.
+    candidates: look at so many public images, drawn at random (None: all). mode: how batch norm runs.
+    """
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
+
+    labels: LabelStrategy | None = None
+    candidates: int | None = 512
+    mode: Literal["train", "eval"] = "train"
+
+    def __post_init__(self) -> None:
+        if self.candidates is not None and self.candidates < 1:
+            raise ValueError(f"expected candidates >= 1 or None, got {self.candidates}")
+        if self.mode not in ("train", "eval"):
+            raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        first = _first(seen)
+        require(first, *self.requires)
+        public, count = first.public_data, first.batch_size or 1
+        if public is None or len(public) < count:
+            raise UsageError(
+                f"expected at least {count} public images, got {0 if public is None else len(public)}; disclose more"
+            )
+        pool = torch.randperm(len(public), generator=rng.child("pool").public())
+        pool = pool[: max(self.candidates or len(public), count)]
+        distances = self._distances(first, Batch(public.inputs[pool], public.targets[pool]), rng, progress)
+        wanted = self._wanted(first, count, rng)
+        best = distances.argsort(stable=True)[:count]
+        if wanted is not None:
+            best = _nearest_by_class(distances, public.targets[pool], wanted)
+        chosen = pool[best]
+        return Reconstruction(
+            Batch(public.inputs[chosen].clone(), public.targets[chosen].clone()),
+            float(distances[best].mean()),
+            {"places": chosen.tolist(), "distances": distances[best].tolist()},
+        )
+
+    def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
+        """Labels to choose images by, (N,), or None."""
+        if not isinstance(seen.task, Classification):
+            return None
+        if seen.labels is not None and len(seen.labels) == count:
+            return seen.labels
+        return None if self.labels is None else self.labels.infer(seen, count, rng=rng.child("labels"))
+
+    def _distances(self, seen: Observation, public: Batch, rng: Rng, progress: Progress | None) -> Tensor:
+        """1 - cosine of each public image's gradient to the update, (N,)."""
+        sign = -1.0 if seen.update.kind == "delta" else 1.0
+        target = {name: sign * tensor for name, tensor in seen.update.tensors.items()}
+        objective = Cosine()
+        prepared = objective.prepare(target, seen.model, seen.input_shape)
+        trainer = Trainer(seen.model, LocalTraining(), seen.task, mode=self.mode)
+        distances: list[float] = []
+        with mode_of(seen.model, self.mode), global_seed(rng.child("dropout")):
+            for place in range(len(public)):
+                one = Batch(public.inputs[place : place + 1], public.targets[place : place + 1])
+                distances.append(float(objective.loss(_gradient(trainer, seen, one), prepared)))
+                if progress is not None:
+                    progress(place, min(distances), None)
+        return torch.tensor(distances, dtype=torch.float64)
+
+
+def _nearest_by_class(distances: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
+    """For each label the place of the nearest image of that class, or of any where none is left; none twice."""
+    order: list[int] = distances.argsort(stable=True).tolist()
+    known: list[int] = classes.tolist()
+    chosen: list[int] = []
+    for label in wanted.tolist():
+        place = next((place for place in order if known[place] == label), order[0])
+        order.remove(place)
+        chosen.append(place)
+    return torch.tensor(chosen)
+
+
+def _gradient(trainer: Trainer, seen: Observation, batch: Batch) -> Params:
+    # Batch norm moves its statistics, so it gets copies.
+    buffers = {name: tensor.clone() for name, tensor in seen.broadcast.buffers.items()}
+    return loss_and_gradient(trainer, seen.broadcast.params, buffers, batch)[1]
+
+
+def _first(seen: Sequence[Observation]) -> Observation:
+    if not seen:
+        raise UsageError("expected at least one observation, got none")
+    return seen[0]
+
+
+def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:
+    """Labels without a look at the update."""
+    if seen.labels is not None and len(seen.labels) == count:
+        return seen.labels.clone()
+    if isinstance(seen.task, Classification):
+        return torch.randint(seen.num_classes, (count,), generator=rng.child("labels").public()).sort().values
+    return torch.full((count, 1), -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorOnly(Preset):
+    """Negative control: the same search by total variation alone, without a look at the update."""
+
+    iterations: int = 500
+    learning_rate: float = 0.025
+
+    def matching(self) -> Matching:
+        return replace(
+            self.shared(),
+            objective=None,
+            labels=self.labels or Idlg(),
+            priors=((1.0, TotalVariation()),),
+            optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay="steps"),
+        )

@@ -1,0 +1,1 @@
+"""Attacks in closed form, which prove what they find."""

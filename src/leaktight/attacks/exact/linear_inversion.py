@@ -1,0 +1,95 @@
+"""Linear layers give their inputs away: the gradient of the weights is that of the bias times the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from leaktight.attacks.exact.analytic import Entrance, Gradient, answer, entrance, gradient_of, only
+from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.types import Observation, Reconstruction
+from leaktight.models.surgery import final_linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearInversion:
+    """Linear-layer inversion: the first layer's weight gradient over its bias gradient, in closed form.
+
+    One example: exact for every network whose first layer is linear with a bias. Several examples: a network of one
+    linear layer and no label twice. There the row of a label is mostly its own image; `refinements` then solves for the
+    images and their probabilities in turn, and the answer is the iterate that explains the gradient best.
+
+    Reference: Phong et al. 2018; Geiping et al. 2020, proposition 3.1; labels as {i : gradient of bias i < 0}.
+    Assumes: the number of examples; for a model change one local step of plain gradient descent, and for several
+    examples its learning rate.
+    Differs from published code: rows are weighted by their bias gradients (least squares) instead of averaged, so that
+    rows without signal add no noise; the refinement is new.
+    """
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
+
+    refinements: int = 200
+
+    def __post_init__(self) -> None:
+        if self.refinements < 0:
+            raise ValueError(f"expected refinements >= 0, got {self.refinements}")
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        one = only(seen)
+        require(one, *self.requires)
+        first = entrance(one)
+        gradient = gradient_of(one)
+        if not isinstance(first.layer, nn.Linear) or first.layer.bias is None:
+            raise ModelError(f"expected a linear layer with a bias first, got {first.name!r}; use rgap or a search")
+        weight, bias = (gradient.needed(f"{first.name}.{part}") for part in ("weight", "bias"))
+        if not bool(bias.any()):
+            raise UsageError(f"the gradient of {first.name!r} is zero: no unit of it took part; nothing can be read")
+        if one.batch_size == 1:
+            inside = (bias @ weight / bias.square().sum())[None]
+            loss = float((weight - bias[:, None] * inside).norm() / weight.norm())
+            labels = _one_label(one, gradient)
+        else:
+            inside, labels, loss = self._several(one, first, gradient)
+        if progress is not None:
+            progress(0, loss, None)
+        return answer(first.pixels(inside), labels, loss, {"assumed": list(gradient.notes)})
+
+    def _several(self, seen: Observation, first: Entrance, gradient: Gradient) -> tuple[Tensor, Tensor, float]:
+        """What entered the only layer, (N, F), the labels, and the relative error of the gradient that they give."""
+        number = seen.batch_size or 0
+        weight, bias = (gradient.needed(f"{first.name}.{part}") for part in ("weight", "bias"))
+        if final_linear(seen.model)[0] != first.name:
+            raise UsageError(
+                f"expected one example, or a network of one linear layer, got {number} examples; use a search"
+            )
+        labels = bias.argsort()[:number].sort().values if seen.labels is None else seen.labels
+        if len(labels.unique()) != number or bool((bias[labels] >= 0).any()):
+            raise UsageError(f"expected {number} examples with no label twice, got some of one class; use a search")
+        own = nn.functional.one_hot(labels, len(bias)).double()
+        found = weight[labels] / bias[labels, None]
+        best, lowest = found, float("inf")
+        for _ in range(self.refinements + 1 if gradient.scaled else 1):
+            logits = nn.functional.linear(
+                found, *(seen.broadcast.params[f"{first.name}.{part}"].double() for part in ("weight", "bias"))
+            )
+            signal = (logits.softmax(1) - own).T / number
+            error = float((signal @ found - weight).norm() / weight.norm())
+            if error < lowest:
+                best, lowest = found, error
+            found = torch.linalg.pinv(signal) @ weight
+        return best, labels, lowest
+
+
+def _one_label(seen: Observation, gradient: Gradient) -> Tensor:
+    """The only class whose logit the example pushed up, from the last layer's bias; class 0 where there is none."""
+    if seen.labels is not None:
+        return seen.labels.clone()
+    bias = gradient.tensors.get(f"{final_linear(seen.model)[0]}.bias")
+    return torch.zeros(1, dtype=torch.long) if bias is None else bias.argmin().reshape(1)

@@ -1,0 +1,247 @@
+"""R-GAP: the input of a chain of layers, recovered in closed form from the last layer to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import scipy.linalg
+import torch
+import torch.nn.functional as F
+from scipy.optimize import brentq
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
+
+from leaktight.attacks.exact.analytic import Gradient, answer, entrance, gradient_of, only
+from leaktight.attacks.exact.chains import Link, activation_of, chain_of
+from leaktight.attacks.exact.rank_analysis import gradient_matrix
+from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.fl.local import Trainer, loss_and_gradient
+
+_TURN = 1.2784645427610738
+"""Where m / (1 + e^m) is largest: below and above it a value has one root each."""
+
+_FAR = 600.0
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How well a layer's input was determined. residual: relative error of its equations at the solution."""
+
+    layer: str
+    unknowns: int
+    gradient_equations: int
+    output_equations: int
+    rank: int
+    residual: float
+
+    @property
+    def determined(self) -> bool:
+        return self.rank >= self.unknowns
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One way to read the last layer, followed down to the pixels."""
+
+    image: Tensor
+    label: int
+    loss: float
+    reports: Sequence[LayerReport]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGap:
+    """R-GAP: recursive gradient attack on privacy, the input solved layer by layer from the last to the first.
+
+    The last layer gives its input and what flows back. Every convolution before it is solved by least squares: its
+    weights' gradient (one matrix for all input channels) and its outputs, known from the layer after it, are linear in
+    its input. Padding is left out of the unknowns. Where one logit leaves two roots, or the label is not known, all are
+    followed, and the answer is the one whose gradient is nearest to the update. Weights of several linear layers are
+    solved like those of the last. With ReLU only outputs above zero give equations.
+
+    The rank analysis of every layer is in `notes["layers"]`; `notes["failed_at"]` names the first layer, from the top,
+    whose input is not determined, or None. Below it the answer is one of many.
+
+    Reference: Zhu and Blaschko, R-GAP: Recursive Gradient Attack on Privacy, ICLR 2021.
+    Assumes: one example, a plain chain of convolutions, activations and linear layers; with the single output of the
+    paper's network the size of the gradient too (learning rate and one step for model changes). Labels help.
+    Differs from the paper: the roots are bracketed instead of searched by Adam, and both are tried; several outputs
+    need a last layer with a bias. Both kinds of equations are scaled to equal weight.
+    """
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        one = only(seen)
+        require(one, *self.requires)
+        if one.batch_size != 1:
+            raise UsageError(f"expected one example for rgap, got {one.batch_size}; use a search")
+        first, gradient = entrance(one), gradient_of(one)
+        chain = chain_of(one)
+        attempts: list[_Attempt] = []
+        normals: dict[str, Tensor] = {}
+        for label, entered, signal in _last_inputs(one, chain[-1], gradient):
+            inside, reports = _descend(chain[:-1], entered, signal, gradient, normals)
+            image = first.pixels(inside)
+            attempts.append(_Attempt(image, label, _distance(one, image, label, gradient), reports))
+            if progress is not None:
+                progress(len(attempts) - 1, attempts[-1].loss, image)
+        best = min(attempts, key=lambda attempt: attempt.loss)
+        failed = next((report.layer for report in best.reports if not report.determined), None)
+        notes = {
+            "assumed": list(gradient.notes),
+            "layers": [vars(report) | {"determined": report.determined} for report in best.reports],
+            "failed_at": failed,
+            "attempts": len(attempts),
+        }
+        return answer(best.image, torch.tensor([best.label]), best.loss, notes)
+
+
+def _last_inputs(seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Labels with what entered the last layer and what flowed back to its input: one, or all that are possible."""
+    weight, slope = last.weight, gradient.needed(f"{last.name}.weight")
+    known = None if seen.labels is None else int(seen.labels[0])
+    if last.layer.bias is not None:
+        signal = gradient.needed(f"{last.name}.bias")
+        label = int(signal.argmin()) if known is None else known
+        yield label, signal @ slope / signal.square().sum(), signal @ weight
+        return
+    if len(weight) != 1:
+        raise ModelError(f"expected a bias in the last layer {last.name!r}, or a single output, got neither")
+    if not gradient.scaled:
+        raise UsageError("rgap needs the size of the gradient, and so 'local_training'; add it to knows")
+    for label in (0, 1) if known is None else (known,):
+        sign = 2 * label - 1
+        for margin in margins(float((slope * weight).sum())):
+            signal = torch.tensor([-sign / (1 + np.exp(margin))], dtype=torch.float64)
+            yield label, slope[0] / signal, signal @ weight
+
+
+def margins(product: float) -> list[float]:
+    """The margins m of the logistic loss with -m / (1 + e^m) = `product`, the gradient's product with the weights.
+
+    >>> [round(m, 6) for m in margins(-1 / (1 + np.e))], [round(m, 6) for m in margins(2 / (1 + np.exp(-2)))]
+    ([1.0, 1.596918], [-2.0])
+    """
+
+    def gap(margin: float) -> float:
+        return float(-margin / (1 + np.exp(margin)) - product)
+
+    if product >= 0:
+        return [brentq(gap, -2 * product - 2, 0.0, xtol=1e-15, rtol=1e-14)]
+    if gap(_TURN) > 0:  # rounding has carried it past the turning point
+        return [_TURN]
+    low = brentq(gap, 0.0, _TURN, xtol=1e-15, rtol=1e-14)
+    if gap(_FAR) < 0:  # the other root is beyond all logits
+        return [low]
+    return [low, brentq(gap, _TURN, _FAR, xtol=1e-15, rtol=1e-14)]
+
+
+def _descend(
+    chain: Sequence[Link], output: Tensor, signal: Tensor, gradient: Gradient, normals: dict[str, Tensor]
+) -> tuple[Tensor, list[LayerReport]]:
+    """What entered the first link, (1, ...), from what left the last one and what flowed back to it.
+
+    normals: by layer the normal equations of its outputs, which all attempts share; filled as they are needed.
+    """
+    reports: list[LayerReport] = []
+    for link in reversed(chain):
+        inverse = activation_of(link)
+        output, signal = (tensor.reshape(link.output_shape) for tensor in (output, signal))
+        before, known = inverse.undo(output)
+        signal = signal * inverse.slope(output)
+        if isinstance(link.layer, nn.Linear):
+            slope = gradient.needed(f"{link.name}.weight")
+            entered = signal @ slope / signal.square().sum()
+            error = float((slope - signal[:, None] * entered).norm() / slope.norm())
+            count = link.layer.in_features
+            reports.append(LayerReport(link.name, count, slope.numel(), int(known.sum()), count, error))
+            signal = signal @ link.weight
+        else:
+            if link.name not in normals or not bool(known.all()):
+                normals[link.name] = _output_normal(link, known)
+            slope = gradient.needed(f"{link.name}.weight")
+            entered, report = _solve(link, before, known, signal, slope, normals[link.name])
+            reports.append(report)
+            signal = _back(link, signal)
+        output = entered
+    return output[None], reports
+
+
+def _solve(
+    link: Link, before: Tensor, known: Tensor, signal: Tensor, slope: Tensor, outputs: Tensor
+) -> tuple[Tensor, LayerReport]:
+    """What entered a convolution, (C, H, W), by least squares; normal equations, which are small and structured."""
+    layer = link.layer
+    assert isinstance(layer, nn.Conv2d)
+    channels, *size = link.input_shape
+    matrix = gradient_matrix(layer, signal, size)
+    gradients = torch.block_diag(*[matrix.T @ matrix] * channels)
+    bias = 0.0 if layer.bias is None else link.bias[:, None, None]
+    from_outputs = _back(link, (before - bias) * known).flatten()
+    rows = slope.transpose(0, 1).flatten(2).reshape(channels, -1)
+    from_gradients = (rows @ matrix).flatten()
+    scales = [len(part) / max(float(part.trace()), 1e-300) for part in (outputs, gradients)]
+    normal = scales[0] * outputs + scales[1] * gradients
+    wanted = scales[0] * from_outputs + scales[1] * from_gradients
+    found, rank = _least_squares(normal.numpy(), wanted.numpy())
+    entered = torch.from_numpy(found).reshape(channels, *size)
+    residual = float((rows - entered.flatten(1) @ matrix.T).norm() / rows.norm())
+    return entered, LayerReport(link.name, len(found), slope.numel(), int(known.sum()), rank, residual)
+
+
+def _output_normal(link: Link, known: Tensor) -> Tensor:
+    """The normal equations of a convolution's known outputs, (n, n) for n inputs."""
+    layer = link.layer
+    assert isinstance(layer, nn.Conv2d)
+    cells = torch.eye(torch.Size(link.input_shape).numel(), dtype=torch.float64).reshape(-1, *link.input_shape)
+    outputs = F.conv2d(cells, link.weight, None, layer.stride, layer.padding, layer.dilation)
+    return _spread(link, outputs * known).flatten(1)
+
+
+def _least_squares(normal: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
+    """The solution of the normal equations and their rank, by a Cholesky factorisation with pivots.
+
+    Beyond the rank the unknowns are left at zero: the system does not say.
+    """
+    factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(normal, lower=0)
+    order = pivots - 1
+    upper = np.triu(factor)[:rank, :rank]
+    found = np.zeros_like(wanted)
+    kept = order[:rank]
+    for _ in range(3):  # the solution, and two refinements
+        rest = (wanted - normal @ found)[kept]
+        half = scipy.linalg.solve_triangular(upper, rest, trans=1)
+        found[kept] += scipy.linalg.solve_triangular(upper, half)
+    return found, int(rank)
+
+
+def _spread(link: Link, outputs: Tensor) -> Tensor:
+    """The transpose of a convolution without its bias: (N, outputs, h, w) to (N, C, H, W)."""
+    layer = link.layer
+    assert isinstance(layer, nn.Conv2d)
+    shape = (len(outputs), *link.input_shape)
+    found: Tensor = conv2d_input(shape, link.weight, outputs, layer.stride, layer.padding, layer.dilation)
+    return found
+
+
+def _back(link: Link, signal: Tensor) -> Tensor:
+    return _spread(link, signal[None])[0]
+
+
+def _distance(seen: Observation, image: Tensor, label: int, gradient: Gradient) -> float:
+    """How far the gradient of the guess is from the one seen, relative to it."""
+    params = {name: tensor.double() for name, tensor in seen.broadcast.params.items()}
+    trainer = Trainer(seen.model, LocalTraining(), seen.task)
+    _, own = loss_and_gradient(trainer, params, {}, Batch(image.double(), torch.tensor([label])))
+    both = [(own[name].flatten(), tensor.flatten()) for name, tensor in gradient.tensors.items()]
+    guess, wanted = (torch.cat(parts) for parts in zip(*both, strict=True))
+    return float((guess - wanted).norm() / wanted.norm())

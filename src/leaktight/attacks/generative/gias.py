@@ -1,0 +1,79 @@
+"""GIAS: a generator's latents are searched, then its weights, a copy of them for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.generative.latent import GeneratorWeights, Latents
+from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.objectives import Cosine
+from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.presets.preset import Preset
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.types import Observation, Reconstruction
+from leaktight.models.gan import GeneratorSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gias(Preset):
+    """GIAS: searches a generator's latents, the best of some starts, then the weights of one generator per image.
+
+    generator: the one to begin with. latent_iterations, latent_learning_rate: of the first phase, which has all the
+    restarts. iterations, learning_rate: of the second, where latents stay and weights move.
+    Reference: Jeon et al. 2021. Assumes: labels, the number of examples, a generator of such images.
+    Differs from the paper: batch norm of the generator keeps the statistics of its file; weight of total variation as
+    for images in [0, 1].
+    """
+
+    generator: GeneratorSource
+    iterations: int = 5000
+    restarts: int = 3
+    latent_iterations: int = 500
+    latent_learning_rate: float = 3e-2
+    learning_rate: float = 1e-3
+    total_variation: float = 4e-6
+
+    def __post_init__(self) -> None:
+        self.second(self.matching(), torch.empty(0))
+
+    def matching(self) -> Matching:
+        """The first phase."""
+        return replace(
+            self.shared(),
+            objective=Cosine(),
+            labels=self.labels or Given(),
+            priors=((self.total_variation, TotalVariation()),),
+            sought=Latents(generator=self.generator),
+            optimizer=Adam(learning_rate=self.latent_learning_rate),
+            iterations=self.latent_iterations,
+        )
+
+    def second(self, first: Matching, latents: Tensor) -> Matching:
+        """The second phase, after `first` has found these latents."""
+        return replace(
+            first,
+            sought=GeneratorWeights(generator=self.generator, latents=latents),
+            optimizer=Adam(learning_rate=self.learning_rate),
+            iterations=self.iterations,
+            restarts=1,
+        )
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        attack = self.matching()
+        problem = attack.problem(seen, rng=rng)
+        found = attack.found(problem, rng=rng.child("latents"), progress=progress).best
+
+        def later(iteration: int, loss: float, guess: Tensor | None) -> None:
+            if progress is not None:
+                progress(self.latent_iterations + iteration, loss, guess)
+
+        again = self.second(attack, found.variables["latents"])
+        answer = again.solve(problem, rng=rng.child("weights"), progress=None if progress is None else later)
+        return replace(answer, notes={**answer.notes, "latent_loss": found.loss})

@@ -1,0 +1,153 @@
+"""GRNN: the matching loop where the unknown is an untrained network that makes the images, and one layer for labels.
+
+Reference: Ren, Deng and Xie, GRNN: Generative Regression Neural Network - A Data Leakage Attack for Federated Learning,
+ACM TIST 2022; Ren, thesis, chapter 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from leaktight.attacks.generative.softened import Softened
+from leaktight.attacks.labels.rules import Joint
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.objectives import Cosine, Euclidean, Objective, SortedWasserstein, SquaredError, Sum
+from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.matching.sought import Form, Sought
+from leaktight.attacks.optimizers.descent import Decay, RmsProp
+from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.attacks.presets.preset import Preset
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.types import ImageShape
+from leaktight.models.generators import GrnnGenerator
+from leaktight.models.source import require_choice
+
+if TYPE_CHECKING:
+    from leaktight.attacks.matching.problem import Problem
+
+_IMAGES, _LABELS = "images.", "labels."  # before the names of the two branches' parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntrainedGenerator(Sought):
+    """The weights of an untrained generator, which makes all images from noise that stays.
+
+    latent: how many numbers of noise there are for each image.
+    """
+
+    abreast: ClassVar[bool] = False
+
+    latent: int = 128
+
+    def __post_init__(self) -> None:
+        if self.latent < 1:
+            raise ValueError(f"expected latent >= 1, got {self.latent}")
+
+    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
+        return _Branches(self, problem, rng, precision)
+
+
+class _Branches(Form):
+    """The image branch and, where labels are searched, the label branch, both fed with the same noise."""
+
+    def __init__(self, settings: UntrainedGenerator, problem: Problem, rng: Rng, precision: torch.dtype) -> None:
+        noise = torch.randn(problem.num_examples, settings.latent, generator=rng.child("noise").public())
+        super().__init__(problem, precision, {"noise": noise.to(precision)})
+        self.latent, self.image_shape = settings.latent, problem.shape
+        with torch.device("meta"):  # the weights are always given
+            self.skeletons: Mapping[str, nn.Module] = {_IMAGES: self._image_branch(), _LABELS: self._label_branch()}
+
+    def _image_branch(self) -> nn.Module:
+        return GrnnGenerator(self.latent, ImageShape(*self.image_shape))
+
+    def _label_branch(self) -> nn.Module:
+        return nn.Linear(self.latent, self.num_classes)
+
+    def draw(self, rng: Rng) -> Tree:
+        with global_seed(rng.child("images")):
+            return self._named(_IMAGES, self._image_branch())
+
+    def draw_labels(self, labels: Joint, rng: Rng) -> Tree:
+        with global_seed(rng):
+            return self._named(_LABELS, self._label_branch())
+
+    def images(self, variables: Tree, constants: Tree) -> Tensor:
+        return self._run(_IMAGES, variables, constants)
+
+    def label_logits(self, variables: Tree, constants: Tree) -> Tensor:
+        return self._run(_LABELS, variables, constants)
+
+    def _named(self, branch: str, module: nn.Module) -> Tree:
+        return {f"{branch}{name}": weight.detach().to(self.precision) for name, weight in module.named_parameters()}
+
+    def _run(self, branch: str, variables: Tree, constants: Tree) -> Tensor:
+        weights = {name.removeprefix(branch): v for name, v in variables.items() if name.startswith(branch)}
+        made: Tensor = functional_call(self.skeletons[branch], weights, (constants["noise"],))
+        return made
+
+
+_AT_LEAST_ZERO = ("squared", "wasserstein", "cosine", "total_variation", "softening")
+_DISTANCES: Mapping[str, Objective] = {"paper": SortedWasserstein(), "code": Euclidean()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grnn(Preset):
+    """GRNN: an untrained generator learns to make images and labels whose gradient is the one that was seen.
+
+    squared, wasserstein, cosine, total_variation: the weights of the terms of the loss; 0 leaves a term out.
+    variant: the Wasserstein distance is that of the sorted values ("paper"), or the Euclidean norm ("code").
+    latent: how many numbers of noise there are for each image.
+    softening: the temperature at which max-pooling of guesses begins, to fall to a hundredth; 0 leaves it hard.
+    Reference: Ren et al. 2022. Assumes: the number of examples.
+    Differs from the paper: 2000 iterations at a rate that falls from 1.5e-4 as a cosine, where it has 1000 at 1e-4; the
+    best iterate by the loss, where it has the last; max-pooling is softened, and then it is the last here too. Total
+    variation is squared, as in its code; its text says absolute.
+    """
+
+    iterations: int = 2000
+    learning_rate: float = 1.5e-4
+    momentum: float = 0.99
+    decay: Decay = "cosine"
+    squared: float = 1.0
+    wasserstein: float = 1.0
+    cosine: float = 0.0
+    total_variation: float = 1e-3
+    variant: Literal["paper", "code"] = "paper"
+    latent: int = 128
+    softening: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_choice("variant", self.variant, _DISTANCES)
+        weights = {name: getattr(self, name) for name in _AT_LEAST_ZERO}
+        for name, weight in weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"expected {name} >= 0, got {weight}")
+        if not (self.squared or self.wasserstein or self.cosine):
+            raise ValueError("expected squared, wasserstein or cosine > 0, got 0 for all; nothing would be matched")
+        super().__post_init__()
+
+    def matching(self) -> Matching:
+        distances: tuple[tuple[float, Objective], ...] = (
+            (self.squared, SquaredError()),
+            (self.wasserstein, _DISTANCES[self.variant]),
+            (self.cosine, Cosine()),
+        )
+        prior = (self.total_variation, TotalVariation(form="squared"))
+        shared = self.shared()
+        soft = Softened(inner=shared.matched, first=self.softening, last=self.softening / 100)
+        return replace(
+            shared,
+            matched=soft if self.softening else shared.matched,
+            objective=Sum(terms=tuple(term for term in distances if term[0])),
+            priors=(prior,) if self.total_variation else (),
+            labels=self.labels or Joint(),
+            sought=UntrainedGenerator(latent=self.latent),
+            optimizer=RmsProp(learning_rate=self.learning_rate, momentum=self.momentum, decay=self.decay),
+        )

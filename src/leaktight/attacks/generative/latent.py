@@ -1,0 +1,149 @@
+"""A generator in place of pixels: its latents are searched (GGL, GIAS), or its weights, image by image (GIAS)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.matching.sought import Form, Sought
+from leaktight.attacks.matching.view import cast
+from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.core.errors import UsageError
+from leaktight.core.rng import Rng
+from leaktight.core.types import ImageShape
+from leaktight.models.gan import GeneratorSource
+from leaktight.models.source import require_choice
+
+if TYPE_CHECKING:
+    from leaktight.attacks.matching.problem import Problem
+
+LatentStart: TypeAlias = Literal["normal", "uniform"]
+
+_STARTS: Mapping[str, Callable[[tuple[int, int], torch.Generator], Tensor]] = {
+    "normal": lambda shape, generator: torch.randn(shape, generator=generator),
+    "uniform": lambda shape, generator: torch.rand(shape, generator=generator),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latents(Sought):
+    """One latent of a generator for each image.
+
+    squash: the generator gets the tanh of what is searched, which so stays among likely latents (GGL's code).
+    kl: the weight of the divergence from N(0, 1) of a normal law fitted to the entries of a latent (GGL's paper).
+    start: where a restart begins, "normal" N(0, 1) or "uniform" U(0, 1).
+    """
+
+    generator: GeneratorSource
+    squash: bool = False
+    kl: float = 0.0
+    start: LatentStart = "normal"
+
+    def __post_init__(self) -> None:
+        require_choice("start", self.start, _STARTS)
+        if not (math.isfinite(self.kl) and self.kl >= 0):
+            raise ValueError(f"expected kl >= 0, got {self.kl}")
+
+    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
+        return _LatentForm(self, problem, precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorWeights(Sought):
+    """The weights of a generator, a copy of its own for each image, from those of its file.
+
+    latents: the latent of each image (N, L), which stays. Batch norm runs with the statistics of the file.
+    """
+
+    generator: GeneratorSource
+    latents: Tensor
+
+    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
+        return _WeightForm(self, problem, precision)
+
+
+class _Made(Form):
+    """Images that a generator makes; its weights, its statistics and the classes it is asked for are constants."""
+
+    def __init__(self, source: GeneratorSource, problem: Problem, precision: torch.dtype) -> None:
+        self.generator = source.read()
+        self.size = ImageShape(*problem.shape)
+        self.generator.check_fits(self.size, problem.num_classes)
+        constants: Tree = {
+            "weights": cast(self.generator.weights, precision),
+            "statistics": cast(self.generator.statistics, precision),
+        }
+        if self.generator.num_classes is not None:
+            constants["classes"] = _classes(problem)
+        super().__init__(problem, precision, constants)
+
+
+class _LatentForm(_Made):
+    def __init__(self, settings: Latents, problem: Problem, precision: torch.dtype) -> None:
+        super().__init__(settings.generator, problem, precision)
+        self.settings = settings
+
+    def draw(self, rng: Rng) -> Tree:
+        shape = (self.shape[0], self.generator.latent)
+        return {"latents": _STARTS[self.settings.start](shape, rng.child("latents").public()).to(self.precision)}
+
+    def latents(self, variables: Tree) -> Tensor:
+        """What the generator gets."""
+        found: Tensor = variables["latents"]
+        return found.tanh() if self.settings.squash else found
+
+    def images(self, variables: Tree, constants: Tree) -> Tensor:
+        made = self.generator.images(
+            constants["weights"], constants["statistics"], self.latents(variables), constants.get("classes")
+        )
+        return self.generator.fitted(made, self.size)
+
+    def penalty(self, variables: Tree, constants: Tree) -> Tensor | None:
+        return self.settings.kl * divergence(self.latents(variables)) if self.settings.kl else None
+
+
+class _WeightForm(_Made):
+    def __init__(self, settings: GeneratorWeights, problem: Problem, precision: torch.dtype) -> None:
+        super().__init__(settings.generator, problem, precision)
+        wanted = (problem.num_examples, self.generator.latent)
+        if tuple(settings.latents.shape) != wanted:
+            raise UsageError(f"expected latents {wanted}, got {tuple(settings.latents.shape)}")
+        self.first = self.constants.pop("weights")
+        self.constants["latents"] = settings.latents.detach().to(precision)
+
+    def draw(self, rng: Rng) -> Tree:
+        return {
+            f"{place}:{name}": tensor.clone() for place in range(self.shape[0]) for name, tensor in self.first.items()
+        }
+
+    def images(self, variables: Tree, constants: Tree) -> Tensor:
+        made = []
+        for place in range(self.shape[0]):
+            weights = {name: variables[f"{place}:{name}"] for name in self.first}
+            asked = (constants[name][place : place + 1] for name in ("latents", "classes") if name in constants)
+            made.append(self.generator.images(weights, constants["statistics"], *asked))
+        return self.generator.fitted(torch.cat(made), self.size)
+
+
+def divergence(latents: Tensor) -> Tensor:
+    """The mean over latents (N, L) of KL(N(m, v) || N(0, 1)), with m and v the mean and variance of a latent's entries.
+
+    >>> round(float(divergence(torch.tensor([[2.0, 0.0]]))), 6)  # m = v = 1
+    0.5
+    """
+    variance, mean = torch.var_mean(latents, 1, correction=0)
+    return 0.5 * (mean.square() + variance - 1 - (variance + 1e-10).log()).mean()
+
+
+def _classes(problem: Problem) -> Tensor:
+    if problem.labels is None:
+        raise UsageError(
+            "expected labels that are known before the search for a class-conditional generator, got labels that are "
+            "searched; use idlg or given"
+        )
+    return problem.labels

@@ -1,0 +1,1 @@
+"""How labels are inferred from an update."""

@@ -1,0 +1,130 @@
+"""How often each label occurs, estimated from row sums: Geng's rule, with the refinement for several local steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.attacks.matching.initial import Noise
+from leaktight.core.errors import UsageError
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tensors import add
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Observation, Params
+from leaktight.models.surgery import batch_statistics, mode_of, representation
+
+
+class Behaviour(NamedTuple):
+    """What the network does with dummy images: mean probabilities (C,), mean sum of the features ()."""
+
+    probabilities: Tensor
+    features: Tensor
+
+    def towards(self, end: Behaviour, share: float) -> Behaviour:
+        return Behaviour(*(torch.lerp(a, b, share) for a, b in zip(self, end, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geng(LabelStrategy):
+    """Counts of labels, repeats allowed: K (p_c - sum of row c / O), with p and O, the sum of the features, from noise.
+
+    A delta is first divided by the learning rate, momentum and weight decay accounted for. p and O move linearly from
+    the model sent to the model returned; every step has its part in the sum, and the share of each label is taken as
+    the same in all. Counts are rounded to K by the largest remainders.
+    num_dummies: how many noise images. mode: how batch norm runs on them.
+    Assumes: features whose sum is not near zero; for a delta, LOCAL_TRAINING with SGD.
+    Reference: Geng et al., Towards General Deep Leakage in Federated Learning, 2021; Dimitrov et al., Data Leakage in
+    Federated Averaging, TMLR 2022.
+    """
+
+    num_dummies: int = 64
+    mode: Literal["train", "eval"] = "train"
+
+    def __post_init__(self) -> None:
+        if self.num_dummies < 2:
+            raise ValueError(f"expected num_dummies >= 2, got {self.num_dummies}")
+        if self.mode not in ("train", "eval"):
+            raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        check_count(num_examples)
+        head = head_gradient(seen)
+        params = seen.broadcast.params
+        start = self._behaviour(seen, head, params, rng)
+        if seen.update.kind == "gradient":
+            shares = start.probabilities - head.row_sums() / start.features
+        else:
+            require(seen, Knowledge.LOCAL_TRAINING)
+            end = self._behaviour(seen, head, add(params, seen.update.tensors), rng)
+            shares = _shares_of_delta(seen, head, start, end, num_examples)
+        if not bool(torch.isfinite(shares).all()):
+            raise UsageError("expected features with a sum other than zero, got zero; use bias_corrected or given")
+        return labels_of(round_to_total(shares * num_examples, num_examples))
+
+    def _behaviour(self, seen: Observation, head: HeadGradient, params: Params, rng: Rng) -> Behaviour:
+        """The same noise for every model, so that a difference is the model's."""
+        images = Noise(distribution="uniform").draw((self.num_dummies, *seen.input_shape), rng.public())
+        weight = params[head.name_of("weight")]
+        bias = params.get(head.name_of("bias"))
+        model = batch_statistics(seen.model)
+        with torch.no_grad(), mode_of(model, self.mode), global_seed(rng.child("dropout")):
+            features = representation(model, params, seen.broadcast.buffers, images.to(weight))
+        logits = F.linear(features, weight, bias).flatten(0, -2)
+        totals = features.flatten(0, -2).sum(1)
+        return Behaviour(logits.softmax(1).mean(0).to("cpu", torch.float64), totals.mean().to("cpu", torch.float64))
+
+
+def _shares_of_delta(
+    seen: Observation, head: HeadGradient, start: Behaviour, end: Behaviour, num_examples: int
+) -> Tensor:
+    """The share of each label (C,), from the sum of the gradients of all local steps."""
+    local = seen.local_training
+    if local is None or local.optimizer != "sgd":
+        raise UsageError("expected local training with sgd for geng, got adam, whose steps hide the gradient's size")
+    effects = step_effects(local, local.num_steps(num_examples))
+    weight = seen.broadcast.params[head.name_of("weight")].to("cpu", torch.float64)
+    total = head.row_sums() / local.learning_rate
+    expected = torch.zeros_like(total)
+    features = torch.zeros((), dtype=torch.float64)
+    for step, effect in enumerate(effects):
+        progress = step / len(effects)
+        now = start.towards(end, progress)
+        expected += effect * now.features * now.probabilities
+        features += effect * now.features
+        # Weight decay is part of the change but not of the gradient; a delta is minus the head's "gradient".
+        total -= effect * local.weight_decay * (weight - progress * head.needed_weight()).sum(1)
+    return (expected - total) / features
+
+
+def step_effects(local: LocalTraining, num_steps: int) -> list[float]:
+    """How much of each step's gradient, times the learning rate, is in the final change: 1 without momentum.
+
+    >>> step_effects(LocalTraining(momentum=0.5), 3)
+    [1.75, 1.5, 1.0]
+    """
+    kept = [sum(local.momentum**age for age in range(num_steps - step)) for step in range(num_steps)]
+    return [1 + local.momentum * each for each in kept] if local.nesterov else kept
+
+
+def round_to_total(counts: Tensor, total: int) -> Tensor:
+    """Whole numbers >= 0 that sum to `total`: negative counts are dropped, the rest scaled, and what rounding down
+    leaves goes to the largest remainders.
+
+    >>> round_to_total(torch.tensor([1.6, -0.4, 2.8]), 4)
+    tensor([1, 0, 3])
+    """
+    positive = counts.clamp(min=0)
+    whole = positive.sum()
+    scaled = positive * (total / whole) if whole > 0 else torch.full_like(positive, total / len(positive))
+    floors = scaled.floor()
+    missing = total - int(floors.sum())
+    favoured = (scaled - floors).argsort(descending=True, stable=True)[:missing]
+    result = floors.long()
+    result[favoured] += 1
+    return result

@@ -1,0 +1,133 @@
+"""Which labels stand behind an update: rules that read them from the gradient of the last linear layer.
+
+With a mean cross-entropy over K examples the gradient of row c is the mean of (p_c - y_c) times the features, and of
+the bias the mean of (p_c - y_c): negative where the label occurs, if features are not negative. A delta is taken as the
+gradient with its sign turned; its scale matters to `Geng` alone. Labels are a sorted multiset (N,), as their order
+cannot be known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.labels.geng import Geng
+from leaktight.attacks.labels.last_layer import LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.core.errors import UsageError
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.types import Observation
+
+__all__ = ["BiasCorrected", "Geng", "Given", "Idlg", "Joint", "LabelStrategy", "Wainakh", "Yin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(LabelStrategy):
+    """The threat model discloses the labels. Works for every task."""
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        require(seen, *self.requires)
+        labels = seen.labels
+        if labels is None or len(labels) != num_examples:
+            raise UsageError(f"expected labels of {num_examples} examples, got {0 if labels is None else len(labels)}")
+        return labels.clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """Labels are unknowns of the search, beside the images: logits that a softmax turns into probabilities.
+
+    It infers nothing, so it is no `LabelStrategy`.
+    Reference: Zhu et al., Deep Leakage from Gradients, NeurIPS 2019.
+    """
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset()
+
+    def draw(self, num_examples: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        """The logits at the start (N, C), from N(0, 1)."""
+        return torch.randn(num_examples, num_classes, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idlg(LabelStrategy):
+    """One example: the class whose row of the last weight's gradient has the smallest sum.
+
+    Exact where features are not negative (ReLU, sigmoid).
+    Reference: Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020.
+    """
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        if num_examples != 1:
+            raise UsageError(f"expected 1 example for idlg, got {num_examples}; use bias_corrected, wainakh or geng")
+        return head_gradient(seen).row_sums().argmin().reshape(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yin(LabelStrategy):
+    """No label twice: the classes with the smallest entries in their rows of the last weight's gradient.
+
+    Assumes: features that are not negative.
+    Reference: Yin et al., See through Gradients, CVPR 2021 (GradInversion).
+    """
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        check_count(num_examples)
+        if num_examples > seen.num_classes:
+            raise UsageError(
+                f"expected no label twice, so at most {seen.num_classes} examples for yin, got {num_examples}; "
+                "use bias_corrected, wainakh or geng"
+            )
+        lowest = head_gradient(seen).needed_weight().amin(1)
+        return lowest.argsort(stable=True)[:num_examples].sort().values
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasCorrected(LabelStrategy):
+    """Every class with a negative bias gradient once; then, repeatedly, the lowest after one example's share is off.
+
+    The share of an example is the sum of the negative gradients over the number of examples. Needs no assumption on
+    features, but a last layer with a bias. This is the rule "bias-corrected" of the published framework breaching.
+    """
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        check_count(num_examples)
+        bias = head_gradient(seen).needed_bias()
+        share = float(bias.clamp(max=0).sum()) / num_examples
+        return _take_repeatedly(bias, share, num_examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wainakh(LabelStrategy):
+    """The same on the row sums of the last weight's gradient, with 1 + 1 / C times the share (LLG).
+
+    Assumes: features that are not negative.
+    Reference: Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, PETS 2022.
+    Differs from published code: the second stage takes the share off the class that it chose; there, off another.
+    """
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        check_count(num_examples)
+        sums = head_gradient(seen).row_sums()
+        share = float(sums.clamp(max=0).sum()) / num_examples * (1 + 1 / seen.num_classes)
+        return _take_repeatedly(sums, share, num_examples)
+
+
+def _take_repeatedly(scores: Tensor, share: float, num_examples: int) -> Tensor:
+    """Labels: the classes with negative scores, lowest first, then the lowest again and again; each taking raises the
+    class's score by the size of `share` (<= 0).
+    """
+    order = scores.argsort(stable=True)
+    first = order[: min(num_examples, int((scores < 0).sum()))]
+    counts = torch.zeros(len(scores), dtype=torch.long)
+    counts[first] = 1
+    left = scores - share * counts
+    for _ in range(num_examples - len(first)):
+        lowest = int(left.argmin())
+        counts[lowest] += 1
+        left[lowest] -= share
+    return labels_of(counts)

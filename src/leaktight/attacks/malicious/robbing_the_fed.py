@@ -1,0 +1,190 @@
+"""Robbing the Fed: a module before the network sorts images into bins and imprints each in a gradient of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leaktight.attacks.exact.analytic import answer, gradient_of
+from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.types import Broadcast, ImageShape, Observation, Reconstruction
+from leaktight.models.imprint import NAME, with_imprint
+
+Measure: TypeAlias = Literal["mean", "fourier", "random"]
+Law: TypeAlias = Literal["public", "normal", "laplace"]
+Form: TypeAlias = Literal["relu", "hardtanh"]
+
+_EMPTY = 1e-6
+"""A bin whose share of the largest signal is below this holds no image."""
+
+_PER_KNOT = 16
+"""Public images to each point at which their distribution is taken down; fewer make bins of unequal mass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobbingTheFed:
+    """Robbing the Fed: an imprint module before the first layer sorts images into bins; each bin of one image is exact.
+
+    Every unit of the module measures the same feature of an image and opens above its own threshold, so the gradients
+    of neighbouring units differ by the images between their thresholds: an image alone in its bin is their difference
+    over that of the biases. The share of images alone in one of K bins of equal mass is (1 - 1/K)^(N - 1).
+
+    num_bins: K. measure: the "mean" of the pixels, a "fourier" component of number `mode`, or a "random" projection.
+    law: what the server takes for the distribution of the measure: that of "public" images, or "normal" or "laplace"
+    with `center` and `spread`.
+    form: "relu", or "hardtanh", whose units open for their own bin alone, so that nothing is subtracted.
+    gain: factor on the measuring rows. disguise: relative noise on these rows, to hide that they are alike.
+
+    Reference: Fowl et al., Robbing the Fed, ICLR 2022.
+    Assumes: a server that hands out another network, after one honest round that shows it the size of the images; one
+    local step of plain gradient descent (what comes after the first step blurs the bins). Labels, batch size and the
+    mode of batch normalisation do not matter. Works on the sum of many clients as on one.
+    Differs from published code: the next bin is subtracted, not the one before, so the top bin is isolated too; the
+    measure is of pixels in [0, 1], its law that of public images by default; `mean` is the default measure.
+    """
+
+    num_bins: int = 256
+    measure: Measure = "mean"
+    mode: int = 32
+    law: Law = "public"
+    center: float = 0.5
+    spread: float = 0.15
+    form: Form = "relu"
+    gain: float = 1e-3
+    disguise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_bins < 2:
+            raise ValueError(f"expected num_bins >= 2, got {self.num_bins}")
+        for name, valid in (("measure", _ROWS), ("law", ("public", *_LAWS)), ("form", ("relu", "hardtanh"))):
+            if getattr(self, name) not in valid:
+                raise ValueError(f"expected {name} to be one of {', '.join(valid)}, got {getattr(self, name)!r}")
+        for name in ("spread", "gain"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+        if not 0 <= self.disguise < math.inf or self.mode < 1:
+            raise ValueError(f"expected disguise >= 0 and mode >= 1, got {self.disguise} and {self.mode}")
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:
+        return frozenset({Knowledge.PUBLIC_DATA} if self.law == "public" else ())
+
+    def expected_share(self, num_examples: int) -> float:
+        """The share of images that are alone in their bin, for bins of equal mass.
+
+        >>> round(RobbingTheFed(num_bins=256).expected_share(64), 3)
+        0.781
+        """
+        return float((1 - 1 / self.num_bins) ** (num_examples - 1))
+
+    def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
+        if not seen:
+            return broadcast
+        if len(seen) > 1:
+            return None
+        require(seen[0], *self.requires)
+        if broadcast.model is None:
+            raise ModelError("expected the network beside its parameters, got none; give it in broadcast.model")
+        shape = seen[0].input_shape
+        row = _ROWS[self.measure](shape, self.mode, rng.child("measure"))
+        model = with_imprint(broadcast.model, shape, self.num_bins, None if self.form == "relu" else self.gain)
+        return replace(
+            broadcast,
+            params={**self._module(row, self._edges(row, seen[0]), rng.child("disguise")), **broadcast.params},
+            model=model,
+        )
+
+    def _edges(self, row: Tensor, seen: Observation) -> Tensor:
+        """The lower ends of the bins, (K,), ascending; the first is below every image."""
+        shares = torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
+        if self.law != "public" or seen.public_data is None:
+            inner = torch.from_numpy(_LAWS[self.law](shares.numpy(), self.center, self.spread))
+        else:
+            measured = seen.public_data.inputs.double().flatten(1) @ row
+            if len(measured) < 2 * _PER_KNOT:
+                raise UsageError(f"expected {2 * _PER_KNOT} public images or more, got {len(measured)}; disclose more")
+            knots = torch.linspace(0, 1, min(self.num_bins, len(measured) // _PER_KNOT) + 1, dtype=torch.float64)
+            inner = _interpolated(shares, knots, measured.quantile(knots))
+        lowest = row.clamp(max=0).sum()
+        return torch.cat([torch.minimum(lowest, inner[0])[None] - inner.std(), inner])
+
+    def _module(self, row: Tensor, edges: Tensor, rng: Rng) -> dict[str, Tensor]:
+        """The parameters of the module, by name."""
+        noise = torch.randn(self.num_bins, len(row), generator=rng.public(), dtype=torch.float64)
+        rows = row + self.disguise * row.norm() / math.sqrt(len(row)) * noise
+        widths = torch.ones_like(edges)
+        if self.form == "hardtanh":  # each unit rises from 0 to the gain within its bin
+            widths = edges.diff(append=(edges[-1] + edges.diff()[1:].max())[None])
+        typical = float(edges.std()) if self.form == "relu" else 1.0
+        made = {
+            "into.weight": self.gain * rows / widths[:, None],
+            "into.bias": -self.gain * edges / widths,
+            "back.weight": torch.full((len(row), self.num_bins), 1 / (self.num_bins * typical * self.gain)),
+            "back.bias": torch.zeros(len(row)),
+        }
+        return {f"{NAME}.{name}": tensor.to(torch.float32) for name, tensor in made.items()}
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        last = seen[-1] if seen else None
+        if last is None or f"{NAME}.into.weight" not in last.broadcast.params:
+            raise UsageError("expected an update of a model with the imprint module, got none; the server must send it")
+        gradient = gradient_of(last)
+        weight, bias = (gradient.needed(f"{NAME}.into.{part}") for part in ("weight", "bias"))
+        if self.form == "relu":
+            weight, bias = (part.diff(dim=0, append=torch.zeros_like(part[:1])).neg() for part in (weight, bias))
+        strength = bias.abs()
+        order = strength.argsort(descending=True, stable=True)
+        taken = order[strength[order] > _EMPTY * float(strength.max())][: last.batch_size]
+        images = (weight[taken] / bias[taken, None]).reshape(-1, *last.input_shape)
+        if progress is not None:
+            progress(0, 0.0, images)
+        notes = {
+            "assumed": list(gradient.notes),
+            "bins": self.num_bins,
+            "images": len(taken),
+            "expected_share": None if last.batch_size is None else self.expected_share(last.batch_size),
+        }
+        return answer(images, torch.zeros(len(taken), dtype=torch.long), 0.0, notes)
+
+
+def _mean_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
+    size = shape.channels * shape.height * shape.width
+    return torch.full((size,), 1 / size, dtype=torch.float64)
+
+
+def _fourier_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
+    size = shape.channels * shape.height * shape.width
+    places = torch.arange(size, dtype=torch.float64) + 0.5
+    return torch.cos(math.pi / size * places * mode) * (4 * max(mode, 0.33) / size)
+
+
+def _random_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
+    size = shape.channels * shape.height * shape.width
+    return torch.randn(size, generator=rng.public(), dtype=torch.float64) / math.sqrt(size)
+
+
+_ROWS: Mapping[str, Callable[[ImageShape, int, Rng], Tensor]] = {
+    "mean": _mean_row,
+    "fourier": _fourier_row,
+    "random": _random_row,
+}
+_LAWS: Mapping[str, Callable[..., Any]] = {
+    "normal": lambda shares, center, spread: stats.norm.ppf(shares, center, spread),
+    "laplace": lambda shares, center, spread: stats.laplace.ppf(shares, center, spread / math.sqrt(2)),
+}
+"""Quantiles by shares, center and standard deviation."""
+
+
+def _interpolated(shares: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """The quantiles at these shares, straight between those at the knots."""
+    return torch.from_numpy(np.interp(shares.numpy(), knots.numpy(), values.numpy()))

@@ -1,0 +1,1 @@
+"""Published attacks, one to a file, as compositions of the matching loop."""

@@ -1,0 +1,176 @@
+"""AGIC: one-batch approximation, layer weights, and updates of several epochs matched and reconstructed together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.layer_weights import Weighting
+from leaktight.attacks.matching.objectives import LayerCosine
+from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.matching.problem import Problem
+from leaktight.attacks.matching.view import OneBatch
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.presets.preset import Preset
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.types import Batch, Observation, Reconstruction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agic(Preset):
+    """AGIC: the change of a round taken for one batch's gradient, layer-weighted cosine, epochs joined.
+
+    One observation is reconstructed by itself. Several are the updates of `epochs` whole epochs in the order of their
+    rounds, equally many of each: the images of each update are reconstructed roughly, matched across epochs one to one,
+    and each is then reconstructed from all the updates that it took part in. The answer lists the examples of the first
+    epoch, update by update.
+
+    beta, weighting, relu_modifier: the layer weights (50 for an untrained network, 2 for a trained one).
+    pre_iterations: of the rough reconstructions. later_weight: of the updates after the first epoch.
+    Reference: Xu et al. 2022. Assumes: labels (or a rule for them), the number of examples.
+    Differs from the paper: where it is silent, signed Adam with step decay as in Inverting Gradients.
+    """
+
+    iterations: int = 10000
+    learning_rate: float = 0.025
+    slope: Literal["plain", "sign", "soft_sign"] = "sign"
+    total_variation: float = 4e-4
+    beta: float = 50.0
+    weighting: Weighting = "increase_linear"
+    relu_modifier: bool = True
+    local: Literal["simulate", "one_batch"] = "one_batch"
+    epochs: int = 1
+    pre_iterations: int = 2000
+    later_weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs < 1:
+            raise ValueError(f"expected epochs >= 1, got {self.epochs}")
+        if self.later_weight < 0:
+            raise ValueError(f"expected later_weight >= 0, got {self.later_weight}")
+
+    def matching(self) -> Matching:
+        shared = self.shared()
+        return replace(
+            shared,
+            matched=OneBatch(scale="sum") if self.local == "one_batch" else shared.matched,
+            objective=LayerCosine(weighting=self.weighting, beta=self.beta, relu_modifier=self.relu_modifier),
+            labels=self.labels or Given(),
+            priors=((self.total_variation, TotalVariation()),),
+            optimizer=Adam(learning_rate=self.learning_rate, slope=self.slope, decay="steps"),
+        )
+
+    def composition(self) -> Matching | None:
+        return self.matching() if self.epochs == 1 else None
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        if self.epochs == 1:
+            return super().reconstruct(seen, rng=rng, progress=progress)
+        if not seen or len(seen) % self.epochs:
+            raise UsageError(f"expected equally many updates of each of {self.epochs} epochs, got {len(seen)} in all")
+        size = len(seen) // self.epochs
+        ordered = sorted(seen, key=lambda each: each.broadcast.round)
+        parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        attack = self.matching()
+        rough = [
+            [
+                replace(attack, iterations=self.pre_iterations).reconstruct(
+                    [each], rng=rng.child("rough", epoch, place), progress=progress
+                )
+                for place, each in enumerate(part)
+            ]
+            for epoch, part in enumerate(parts)
+        ]
+        chains = match_epochs([[found.guess for found in part] for part in rough])
+        results = [
+            self._jointly(attack, parts, rough, chain, rng=rng.child("joint", number), progress=progress)
+            for number, chain in enumerate(chains)
+        ]
+        guess = Batch(torch.stack([image for image, _, _ in results]), torch.stack([label for _, label, _ in results]))
+        loss = sum(each for _, _, each in results) / len(results)
+        return Reconstruction(guess, loss, {"chains": chains, "updates_per_epoch": size})
+
+    def _jointly(
+        self,
+        attack: Matching,
+        parts: Sequence[Sequence[Observation]],
+        rough: Sequence[Sequence[Reconstruction]],
+        chain: Sequence[Place],
+        *,
+        rng: Rng,
+        progress: Progress | None,
+    ) -> tuple[Tensor, Tensor, float]:
+        """One example from all the updates that it took part in; their other examples are searched along with it."""
+        views = []
+        labels = [rough[0][chain[0].update].guess.targets[chain[0].example]]
+        for epoch, place in enumerate(chain):
+            view = attack.view(parts[epoch][place.update])
+            targets = rough[epoch][place.update].guess.targets
+            members = []
+            for example in range(len(targets)):
+                if example == place.example:
+                    members.append(0)
+                else:
+                    members.append(len(labels))
+                    labels.append(targets[example])
+            views.append((1.0 if epoch == 0 else self.later_weight, view, tuple(members)))
+        first = parts[0][0]
+        problem = Problem(views, torch.stack(labels), len(labels), first.input_shape, first.num_classes)
+        found = attack.solve(problem, rng=rng, progress=progress)
+        return found.guess.inputs[0], found.guess.targets[0], found.loss
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an example stands in an epoch: which update, and which of its examples."""
+
+    update: int
+    example: int
+
+
+def match_epochs(epochs: Sequence[Sequence[Batch]], pool: int = 2) -> list[tuple[Place, ...]]:
+    """For each example of the first epoch its places in all epochs, found through consecutive pairs of epochs.
+
+    epochs: for each epoch the reconstructed batch of each of its updates.
+    """
+    places = [[Place(u, e) for u, batch in enumerate(part) for e in range(len(batch))] for part in epochs]
+    if len({len(each) for each in places}) != 1:
+        raise UsageError("these epochs have different numbers of examples; give whole epochs of the same data")
+    chains: list[tuple[Place, ...]] = [(place,) for place in places[0]]
+    for number in range(len(epochs) - 1):
+        pairs = _match_pair(epochs[number], epochs[number + 1], pool)
+        following = {places[number][left]: places[number + 1][right] for left, right in pairs}
+        chains = [(*chain, following[chain[-1]]) for chain in chains]
+    return chains
+
+
+def _match_pair(left: Sequence[Batch], right: Sequence[Batch], pool: int) -> list[tuple[int, int]]:
+    """One-to-one pairs, the most similar first; only images whose updates share a label, while there are any."""
+    images = [
+        F.avg_pool2d(torch.cat([batch.inputs for batch in side]).clamp(0, 1), pool).flatten(1) for side in (left, right)
+    ]
+    distance = torch.cdist(images[0].double(), images[1].double()).square() / images[0].shape[1]
+    owners = [[set(batch.targets.tolist()) for batch in side for _ in range(len(batch))] for side in (left, right)]
+    strangers = torch.tensor([[not (mine & theirs) for theirs in owners[1]] for mine in owners[0]])
+    ranked = sorted(
+        (bool(strangers[i, j]), float(distance[i, j]), i, j) for i, j in product(*(range(len(side)) for side in images))
+    )
+    taken: tuple[set[int], set[int]] = (set(), set())
+    pairs = []
+    for _, _, i, j in ranked:
+        if i not in taken[0] and j not in taken[1]:
+            pairs.append((i, j))
+            taken[0].add(i)
+            taken[1].add(j)
+    return pairs

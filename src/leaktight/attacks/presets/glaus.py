@@ -1,0 +1,177 @@
+"""GLAUS: a gradient that is sent by random samples is pieced together from many samples of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from leaktight.attacks.exact.analytic import gradient_of
+from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
+from leaktight.attacks.labels.rules import Idlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.core.errors import UsageError
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, Update
+from leaktight.fl.local import Trainer, loss_and_gradient
+from leaktight.models.surgery import mode_of
+
+Magnitudes = Literal["ranks", "odds", "values"]
+_MAGNITUDES = ("ranks", "odds", "values")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glaus(Dlg):
+    """GLAUS: asks for samples of one gradient again and again, estimates it from which entries come, then DLG.
+
+    The server sends the same model `queries` times; the client, on the same examples, answers with another random
+    sample of the same gradient. Entries that come more often are larger; what came shows its sign. Signs of entries
+    that never came are those of colluding clients, for whom public images of the same class stand.
+
+    magnitudes: of the entries. "ranks": in the order of how often they came, those of the colluding clients, as
+    published. "odds": |g| = (C p / (1 - p))^1/2, the law of the sample, p being how often it came; only the scale comes
+    from the colluding clients. "values": the mean of what came, for a server that sees the values of one client
+    and not only places and signs: the sample is unbiased, so the mean is the gradient itself. Where every answer holds
+    the same entries nothing is sampled, and it is the values in any case.
+    colluders: for how many clients public images stand.
+
+    Reference: Yang et al., Gradient Leakage Attacks under Unbiased Gradient Sampling (GLAUS), TKDE 2023.
+    Assumes: one example (or as many as its labels are known for), the same in every query, one local step; a client
+    that answers the same model again; public images of the victim's distribution.
+    Differs from published code: signs are never taken from the victim's true gradient, only from what came; ranks are
+    filled with the mean of the colluders' sorted magnitudes; the label is read from the estimate.
+    """
+
+    queries: int = 1000
+    colluders: int = 10
+    magnitudes: Magnitudes = "ranks"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.magnitudes not in _MAGNITUDES:
+            raise ValueError(f"expected magnitudes to be one of {', '.join(_MAGNITUDES)}, got {self.magnitudes!r}")
+        for name in ("queries", "colluders"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:
+        public = set() if self.magnitudes == "values" else {Knowledge.PUBLIC_DATA}
+        return super().requires | public
+
+    def own_labels(self) -> LabelStrategy:
+        return Idlg()
+
+    def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
+        if len(seen) >= self.queries:
+            return None
+        if not seen:
+            return broadcast
+        return replace(broadcast, params=seen[0].broadcast.params, buffers=seen[0].broadcast.buffers)
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        estimated = self.estimate(seen, rng=rng.child("colluders"))
+        found = self.matching().reconstruct([estimated], rng=rng, progress=progress)
+        notes = {"queries": len(seen), "assumed": [*found.notes["assumed"], *self._assumed(len(seen))]}
+        return replace(found, notes={**found.notes, **notes})
+
+    def _assumed(self, queries: int) -> list[str]:
+        told = [f"the same examples behind all {queries} answers"]
+        if self.magnitudes != "values":
+            told.append(f"public images like the victim's, for {self.colluders} colluding clients")
+        return told
+
+    def estimate(self, seen: Sequence[Observation], *, rng: Rng) -> Observation:
+        """The one gradient behind all samples, as an observation of it."""
+        if not seen:
+            raise UsageError("expected at least one observation, got none")
+        for each in seen:
+            require(each, *self.requires)
+            if not _same(each.broadcast.params, seen[0].broadcast.params):
+                raise UsageError("expected answers to one and the same model, got several; attack them one at a time")
+        samples = _Samples(seen)
+        shown = self.magnitudes == "values" or not samples.vary
+        flat = samples.total / len(seen) if shown else self._pieced(seen[0], samples, rng)
+        update = Update(samples.shaped(flat), "gradient", seen[0].update.num_examples)
+        return replace(seen[0], update=update)
+
+    def _pieced(self, one: Observation, samples: _Samples, rng: Rng) -> Tensor:
+        """The gradient from how often entries came, their signs, and the gradients of colluding clients."""
+        own = [_flat(gradient, samples.names) for gradient in self._colluding(one, samples, rng)]
+        sizes = torch.stack([gradient.abs().sort(descending=True).values for gradient in own]).mean(0)
+        share = (samples.counts + 0.5) / (samples.number + 1)
+        if self.magnitudes == "odds":
+            odds = (share / (1 - share)).sqrt()
+            magnitude = odds * sizes.norm() / odds.norm()
+        else:
+            magnitude = torch.empty_like(sizes)
+            magnitude[samples.counts.argsort(descending=True, stable=True)] = sizes
+        unseen = torch.stack(own).mean(0).sign()
+        pieced: Tensor = magnitude * torch.where(samples.counts > 0, samples.signs.sign(), unseen)
+        return pieced
+
+    def _colluding(self, one: Observation, samples: _Samples, rng: Rng) -> list[Params]:
+        """The gradients of some public images, of the victim's class where that can be read and there are any."""
+        public = one.public_data
+        assert public is not None
+        places = torch.arange(len(public.targets))
+        if one.batch_size == 1 and public.targets.ndim == 1:
+            signs = Update(samples.shaped(samples.signs), "gradient", 1)
+            label = int(head_gradient(replace(one, update=signs)).row_sums().argmin())
+            same = places[public.targets == label]
+            places = same if len(same) else places
+        size = one.batch_size or 1
+        if len(places) < size:
+            raise UsageError(f"expected at least {size} public images, got {len(places)}")
+        mode = one.mode or "train"
+        trainer = Trainer(one.model, one.local_training or LocalTraining(), one.task, mode=mode)
+        gradients: list[Params] = []
+        for number in range(self.colluders):
+            chosen = places[torch.randperm(len(places), generator=rng.child(number).public())[:size]]
+            batch = Batch(public.inputs[chosen], public.targets[chosen])
+            with mode_of(one.model, mode):
+                buffers = {name: tensor.clone() for name, tensor in one.broadcast.buffers.items()}
+                gradients.append(loss_and_gradient(trainer, one.broadcast.params, buffers, batch)[1])
+        return gradients
+
+
+class _Samples:
+    """All that came: per entry how often, the sum of its signs, and the sum of its values."""
+
+    def __init__(self, seen: Sequence[Observation]) -> None:
+        tensors = seen[0].update.tensors
+        self.number, self.names = len(seen), list(tensors)
+        self.shapes = [tensor.shape for tensor in tensors.values()]
+        self.counts = torch.zeros(sum(shape.numel() for shape in self.shapes), dtype=torch.float64)
+        self.signs, self.total = torch.zeros_like(self.counts), torch.zeros_like(self.counts)
+        for each in seen:
+            came = _flat(gradient_of(each).tensors, self.names)
+            self.counts += came != 0
+            self.signs += came.sign()
+            self.total += came
+
+    @property
+    def vary(self) -> bool:
+        """Whether some entry came at one time and not at another."""
+        return bool(((self.counts > 0) & (self.counts < self.number)).any())
+
+    def shaped(self, flat: Tensor) -> dict[str, Tensor]:
+        """A vector over all entries, as tensors by name."""
+        parts = flat.split([shape.numel() for shape in self.shapes])
+        return {
+            name: part.reshape(shape).float() for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+
+def _flat(tensors: Params, names: Sequence[str]) -> Tensor:
+    return torch.cat([tensors[name].detach().double().reshape(-1) for name in names])
+
+
+def _same(one: Params, other: Params) -> bool:
+    return one is other or all(torch.equal(one[name], tensor) for name, tensor in other.items())

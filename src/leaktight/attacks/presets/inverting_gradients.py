@@ -1,0 +1,33 @@
+"""Inverting Gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.objectives import Cosine
+from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.presets.preset import Preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertingGradients(Preset):
+    """Inverting Gradients: cosine distance, total variation, signed Adam in a box.
+
+    Reference: Geiping et al. 2020. Assumes: labels, the number of examples, the local training for model changes.
+    """
+
+    iterations: int = 4800
+    learning_rate: float = 0.025
+    total_variation: float = 4e-4
+
+    def matching(self) -> Matching:
+        return replace(
+            self.shared(),
+            objective=Cosine(),
+            labels=self.labels or Given(),
+            priors=((self.total_variation, TotalVariation()),),
+            optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay="steps"),
+        )

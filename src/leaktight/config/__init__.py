@@ -1,0 +1,1 @@
+"""Settings: TOML, the catalogue, and experiments made of them."""

@@ -1,0 +1,290 @@
+"""From what a user says about a captured update to an inspection: its attacks, its record, and its facts in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from leaktight.attacks.controls import MeanImage, PriorOnly
+from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
+from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given, Idlg, Wainakh
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
+from leaktight.audit.plan import AttackEntry, named
+from leaktight.config.audit import CONTROLS, SMALL_NETWORK, reproducible
+from leaktight.config.catalogue import ATTACKS
+from leaktight.config.settings import model_source, overridden
+from leaktight.config.toml import build, checked, choose_all, kind_of, plain, settings_of
+from leaktight.core.errors import ConfigError, LeaktightError, UsageError, suggestion
+from leaktight.core.protocols import Attack
+from leaktight.core.tensors import digest
+from leaktight.core.threat import Knowledge
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import ImageShape, Mode
+from leaktight.data.sources import data_root
+from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
+from leaktight.inspect.checks import looks_of
+from leaktight.inspect.files import Held, TrueExamples, read_tensors, read_truth
+from leaktight.inspect.inspection import Inspection
+from leaktight.models.surgery import has_batch_norm
+
+WHERE = "leaktight inspect"
+TABLES = ("seed", "model", "local", "attack")
+MOST_SIMULATED = 16
+"""So many local steps are repeated on a guess; more are taken for one, which is quicker and rougher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line says. None: not said. local, overrides: `key=value` and `table.key=value`."""
+
+    model: str
+    before: Path
+    after: Path | None
+    update: Path | None
+    kind: Literal["delta", "gradient"] | None
+    shape: ImageShape
+    classes: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    mode: Mode | None
+    batch_size: int | None
+    labels: tuple[int, ...] | None
+    local: Sequence[str]
+    attacks: Sequence[str]
+    overrides: Sequence[str]
+    truth: Path | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An inspection that is ready to run. record: the resolved settings as TOML. facts: in plain words."""
+
+    inspection: Inspection
+    record: str
+    facts: dict[str, Any]
+
+
+def prepare(request: Request) -> Prepared:
+    """Read and check everything that the request names; nothing is attacked yet."""
+    kind = _kind(request)
+    tables = _tables(request)
+    truth = None if request.truth is None else read_truth(request.truth, request.shape)
+    count = count_examples(request.batch_size, request.labels, truth)
+    source = model_source(tables["model"], WHERE)
+    try:
+        settings = CaptureSettings(
+            model=source,
+            shape=request.shape,
+            num_classes=request.classes,
+            mean=request.mean,
+            std=request.std,
+            mode=request.mode or "train",
+            num_examples=count or 1,
+            labels=request.labels,
+            local=_local(tables["local"], count or 1, kind),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    before, change = read_tensors(request.before), read_tensors(request.after or request.update or request.before)
+    captured = load_capture(settings, before, change, kind)
+    _check_truth_labels(truth, captured)
+    inspection = Inspection(
+        captured=captured,
+        attacks=_entries(tables, captured, controls=truth is not None),
+        truth=truth,
+        assumed=_assumed(request, count, captured),
+        source=change.path.name,
+        seed=checked(int, tables["seed"], WHERE, "seed"),
+        data_root=data_root(None),
+    )
+    record = tomli_w.dumps(_record(request, inspection, before, change, kind))
+    return Prepared(inspection, record, _facts(request, inspection, before, change, kind))
+
+
+def _kind(request: Request) -> ChangeKind:
+    if (request.after is None) == (request.update is None):
+        got = "both" if request.after else "neither"
+        raise UsageError(f"expected either --after, the model after training, or --update, its change; got {got}")
+    if request.update is None:
+        if request.kind is not None:
+            raise UsageError("--kind says what --update holds; with --after leave it out")
+        return "after"
+    if request.kind is None:
+        raise UsageError("expected --kind delta (after minus before) or --kind gradient with --update, got none")
+    return request.kind
+
+
+def _tables(request: Request) -> dict[str, Any]:
+    base = {"seed": 0, "model": {"kind": request.model}, "local": {}}
+    overrides = [*(f"local.{each}" for each in request.local), *request.overrides]
+    tables = overridden(base, overrides, {"attack": request.attacks})
+    for name in tables:
+        if name not in TABLES:
+            raise ConfigError(f"{WHERE}: unknown table {name!r}; {suggestion(name, TABLES)}")
+    return tables
+
+
+def _local(table: Mapping[str, Any], count: int, kind: ChangeKind) -> LocalTraining | None:
+    """The local training, all examples in one batch unless it says otherwise; None where nothing was said."""
+    if not table:
+        return None
+    if kind == "gradient":
+        raise UsageError("a gradient is of one batch and has no local training; leave --local out, or use --kind delta")
+    if "learning_rate" not in table:
+        raise UsageError("expected --local learning_rate=..., got none; without it leave --local out altogether")
+    local: LocalTraining = build(LocalTraining, {"batch_size": count, **table}, WHERE, "local")
+    return local
+
+
+def _check_truth_labels(truth: TrueExamples | None, captured: Captured) -> None:
+    labels = None if truth is None else truth.labels
+    if labels is not None and not bool(((labels >= 0) & (labels < captured.seen.num_classes)).all()):
+        raise UsageError(f"expected true labels from 0 to {captured.seen.num_classes - 1}, got {labels.tolist()}")
+
+
+def _assumed(request: Request, count: int | None, captured: Captured) -> list[str]:
+    notes = []
+    if count is None:
+        notes.append("one example behind the update (no --batch-size)")
+    if request.mode is None and has_batch_norm(captured.bare):
+        notes.append("batch normalisation in training mode (no --mode)")
+    if not request.mean:
+        notes.append("images in [0, 1] enter the network, which may normalise them itself (no --mean)")
+    return notes
+
+
+def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -> list[AttackEntry]:
+    rule = label_rule(captured)
+    given = choose_all(ATTACKS, tables["attack"], WHERE, "attack") if "attack" in tables else ()
+    attacks = [fitted(each, captured, rule) for each in given]
+    if all(isinstance(each, CONTROLS) for each in attacks):
+        attacks = [*default_attacks(captured, rule), *attacks]
+    if controls and not any(isinstance(each, CONTROLS) for each in attacks):
+        attacks += [fitted(PriorOnly(iterations=200), captured, rule), MeanImage()]
+    small = sum(tensor.numel() for tensor in captured.bare.parameters()) < SMALL_NETWORK
+    attacks = [reproducible(each, small=small) for each in attacks]
+    names = named([kind_of(each) or type(each).__name__ for each in attacks], [settings_of(each) for each in attacks])
+    return [
+        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        for name, each in zip(names, attacks, strict=True)
+    ]
+
+
+def label_rule(captured: Captured) -> LabelStrategy | None:
+    """How labels come from this update where nobody gives them; None where no rule applies."""
+    seen = captured.seen
+    if seen.labels is not None:
+        return Given()
+    try:
+        head = head_gradient(seen)
+    except LeaktightError:
+        return None
+    local, steps = seen.local_training, captured.num_steps
+    if local is not None and local.optimizer == "sgd" and steps != 1 and head.weight is not None:
+        return Geng(mode=captured.settings.mode)
+    if head.bias is not None:
+        return BiasCorrected()
+    if head.weight is None:
+        return None
+    return Idlg() if captured.settings.num_examples == 1 else Wainakh()
+
+
+def default_attacks(captured: Captured, rule: LabelStrategy | None) -> list[Attack]:
+    """What is tried by itself: several attacks on a small network, the most robust one on a large one."""
+    steps = captured.num_steps
+    local: Literal["simulate", "one_batch"] = "one_batch" if steps is None or steps > MOST_SIMULATED else "simulate"
+    small = sum(tensor.numel() for tensor in captured.bare.parameters()) < SMALL_NETWORK
+    if rule is None:
+        if steps is None:
+            raise UsageError("labels cannot be read from this update; give --labels, or --local so that dlg can run")
+        return [Dlg(local=local)]
+    attacks: list[Attack] = [InvertingGradients(labels=rule, local=local)]
+    if small:
+        attacks.insert(0, CsDlg(labels=rule, local=local))
+        if steps is not None and captured.settings.num_examples == 1:
+            attacks.insert(1, Dlg(local=local))
+    return attacks
+
+
+def fitted(attack: Attack, captured: Captured, rule: LabelStrategy | None) -> Attack:
+    """An attack that makes do with what is known: labels read by a rule, and one step where training is unknown."""
+    settings = {field.name: getattr(attack, field.name) for field in fields(attack)}  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    needs_labels = Knowledge.LABELS in attack.requires or isinstance(attack, PriorOnly)
+    if needs_labels and rule is not None and settings.get("labels", rule) is None:
+        changes["labels"] = rule
+    if captured.num_steps is None and settings.get("local") == "simulate":
+        changes["local"] = "one_batch"
+    return replace(attack, **changes) if changes else attack  # type: ignore[type-var]
+
+
+def _record(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:
+    """All that the results depend on, so that a run is resumed only with the same files and settings."""
+    settings = inspection.captured.settings
+    truth = inspection.truth
+    asked = {
+        "before": str(before.path),
+        "before_sha256": before.digest,
+        "change": str(change.path),
+        "change_sha256": change.digest,
+        "change_is": kind,
+        "shape": list(settings.shape),
+        "classes": inspection.captured.seen.num_classes,
+        "mean": list(settings.mean),
+        "std": list(settings.std),
+        "mode": settings.mode,
+        "batch_size": settings.num_examples,
+        **({} if settings.labels is None else {"labels": list(settings.labels)}),
+        **({} if truth is None else {"truth": str(request.truth), "truth_digest": digest({"images": truth.images})}),
+    }
+    return {
+        "seed": inspection.seed,
+        "inspect": asked,
+        "model": plain(settings.model),
+        **({} if settings.local is None else {"local": plain(settings.local)}),
+        "attack": [plain(entry.value) for entry in inspection.attacks],
+    }
+
+
+def _facts(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:
+    captured, settings = inspection.captured, inspection.captured.settings
+    seen, shape = captured.seen, settings.shape
+    looks = looks_of(seen.update.tensors)
+    files = f"{change.path.name} minus {before.path.name}" if kind == "after" else f"{kind} {change.path.name}"
+    parameters = sum(tensor.numel() for tensor in seen.broadcast.params.values())
+    inputs = f"inputs normalised by {settings.mean} and {settings.std}" if settings.mean else "inputs in [0, 1]"
+    said = [f"{key} {value}" for key, value in settings_of(settings.model).items() if value not in ([], "")]
+    own = f" ({', '.join(said)})" if said else ""
+    types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
+    return {
+        "data": f"{files}: {_counted(settings.num_examples, 'example')} of "
+        f"{shape.channels} x {shape.height} x {shape.width}, {seen.num_classes} classes",
+        "model": f"{request.model}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
+        "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
+        f"{len(seen.update.tensors)} of {len(seen.broadcast.params)} tensors",
+        "local": _local_words(captured),
+        "labels": "given" if settings.labels is not None else "not given",
+        "truth": "not given" if request.truth is None else str(request.truth),
+    }
+
+
+def _local_words(captured: Captured) -> str:
+    local = captured.seen.local_training
+    if captured.seen.update.kind == "gradient":
+        return "none: the gradient of one batch"
+    if local is None:
+        return "unknown; taken for one step on one batch"
+    return (
+        f"{_counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
+        f"{local.batch_size} at learning rate {local.learning_rate:g}"
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

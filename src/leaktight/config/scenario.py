@@ -1,0 +1,50 @@
+"""From a configuration to a federation that is ready to run."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from leaktight.config.settings import Config
+from leaktight.core.rng import Rng
+from leaktight.core.secret import KEY_BYTES
+from leaktight.data.dataset import Dataset
+from leaktight.data.partition import Partition, Pooled
+from leaktight.data.sources import data_root
+from leaktight.fl.federation import Federation, assemble
+from leaktight.models.initialise import build_model
+from leaktight.models.source import check_fits
+
+
+def load_data(config: Config) -> tuple[Dataset, Partition]:
+    """The data set and who holds what of it."""
+    dataset = config.data.load(data_root(config.data_root))
+    return dataset, config.partition.split(dataset, rng=Rng(config.seed).child("partition"))
+
+
+def build_federation(config: Config, dataset: Dataset, partition: Partition) -> Federation:
+    """Clients, server and model as the configuration says, with all of it checked to fit together."""
+    rng = Rng(config.seed, key=config.key or secrets.token_bytes(KEY_BYTES))
+    model = build_model(
+        config.model.source, dataset.shape, dataset.num_classes, init=config.model.init, rng=rng.child("model")
+    )
+    check_fits(model, dataset.shape, dataset.num_classes, dataset.task)
+    return assemble(
+        dataset,
+        partition,
+        model,
+        local=config.local,
+        aggregator=config.aggregator,
+        plan=config.plan,
+        defense=config.defense,
+        mode=config.model.mode,
+        guard=config.guard,
+        consent=config.consent,
+        rng=rng.child("federation"),
+    )
+
+
+def centralised(config: Config) -> Config:
+    """The reference of the papers' accuracy tables: one participant that holds all data, other settings equal."""
+    plan = replace(config.plan, per_round=None, min_clients=None)
+    return replace(config, partition=Pooled(validation=config.partition.validation), plan=plan)

@@ -1,0 +1,1 @@
+"""Captured updates: files, checks, and what may be concluded."""

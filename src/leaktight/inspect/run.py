@@ -1,0 +1,181 @@
+"""An inspection from beginning to end in its folder, and what is concluded: no more than the user's files can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from leaktight.audit.cells import LEAKED_IF, Cell, Line, gather
+from leaktight.audit.checks import FALLEN, Evidence, Flag, raise_flags
+from leaktight.audit.experiment import SCHEMA_VERSION
+from leaktight.audit.ledger import common_ledger, threat_of
+from leaktight.audit.run import Watcher
+from leaktight.audit.store import open_store
+from leaktight.audit.summary import cell_row
+from leaktight.audit.verdict import Verdict, Word, judge_defense
+from leaktight.core.types import Batch
+from leaktight.engines.tasks import Runner
+from leaktight.fl.run_folder import RunFolder
+from leaktight.inspect.captured import Captured
+from leaktight.inspect.checks import check_capture, flag
+from leaktight.inspect.inspection import CAPTURED, Inspection
+from leaktight.inspect.truth import check_truth
+from leaktight.models.source import Normalize
+
+WELL_FALLEN = 0.1
+UNLIKELY = 0.05
+_SHARED_CHECKS = frozenset({"loss-did-not-fall", "not-finite", "trials-failed"})
+
+
+def run_inspection(
+    inspection: Inspection,
+    folder: RunFolder,
+    *,
+    runner: Runner,
+    scenario: Mapping[str, Any],
+    command: str,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Run the attacks that are missing, write `summary.json`, and give it."""
+    watcher = watcher or Watcher()
+    store = open_store(folder.path)
+    missing = [name for name in inspection.by_id if name not in store.trials]
+    watcher.trials_begin(len(inspection.by_id) - len(missing), len(inspection.by_id))
+    with closing(runner(inspection, [{"id": name} for name in missing])) as results:
+        for result in results:
+            watcher.trial_done(store.add(result["line"], result["pictures"]))
+    lines = [store.trials[name] for name in inspection.by_id]
+    summary = {**summarise(inspection, lines), "run": str(folder.path), "command": command, "scenario": dict(scenario)}
+    folder.write_summary(summary)
+    return summary
+
+
+def summarise(inspection: Inspection, lines: Sequence[Line]) -> dict[str, Any]:
+    """All that follows from the trials. Without the truth there are no scores, and no success rate."""
+    cells = gather(lines, inspection.seed)
+    shared = _SHARED_CHECKS | ({"no-control"} if inspection.truth is not None else set())
+    flags = [each for each in raise_flags(Evidence(cells, {})) if each.check.code in shared]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "truth_given": inspection.truth is not None,
+        "cells": [_row(cell, flags, scored=inspection.truth is not None) for cell in cells],
+        "leaked_if": LEAKED_IF,
+        "verdicts": [asdict(_verdict(inspection, cells))],
+        "flags": [*_flags(inspection, cells), *(each.plain() for each in flags)],
+        "ledger": common_ledger([line["ledger"] for line in lines if line["role"] == "attack" and line["ledger"]]),
+        "training_failed": {},
+        "tradeoff": None,
+        "over_time": None,
+    }
+
+
+def _row(cell: Cell, flags: Sequence[Flag], *, scored: bool) -> dict[str, Any]:
+    line = cell.lines[0]
+    row = cell_row(cell, flags)
+    told = {"loss": line["loss"], "first_loss": line["first_loss"], "labels": line["labels"]}
+    return {**row, **told} if scored else {**row, **told, "success_rate": None}
+
+
+def _flags(inspection: Inspection, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    found = check_capture(inspection.captured)
+    if inspection.truth is None:
+        found.append(
+            flag(
+                "no-truth",
+                "the true images are not known",
+                "nothing could be scored; give --truth, or judge the pictures by eye",
+                "no score, no control, no verdict",
+            )
+        )
+    labels = inspection.true_labels
+    if inspection.truth is not None and labels is not None:
+        wrong = check_truth(inspection.captured, Batch(inspection.truth.images, labels))
+        found += [] if wrong is None else [wrong]
+    best = min(map(_rank, cells), default=1.0)
+    if best > WELL_FALLEN and not _normalises(inspection.captured):
+        found.append(
+            flag(
+                "normalisation-unstated",
+                "no attack's loss fell to a tenth, and nothing says how the network's inputs were normalised",
+                "if training normalised images outside of the network, give --mean and --std; check --mode, too",
+                f"at best it fell to {best:.2g} of where it began",
+            )
+        )
+    return found
+
+
+def _normalises(captured: Captured) -> bool:
+    inside = (isinstance(each, Normalize) or _named_so(each) for each in captured.bare.modules())
+    return bool(captured.settings.mean) or any(inside)
+
+
+def _named_so(module: nn.Module) -> bool:
+    return "normaliz" in type(module).__name__.lower()
+
+
+def _verdict(inspection: Inspection, cells: Sequence[Cell]) -> Verdict:
+    """leaks: the truth was reconstructed. partly: its labels were read. Otherwise nothing can be concluded."""
+    attacks = [cell for cell in cells if cell.role == "attack"]
+    threat = threat_of(inspection.threat)
+    done = [cell for cell in attacks if cell.done]
+    if not done or any(cell.leaked for cell in attacks):
+        return judge_defense(CAPTURED, threat, attacks, {})
+    best = min(done, key=_rank)
+    if inspection.truth is None:
+        word, because = _unscored(best)
+    else:
+        best = max(done, key=lambda cell: cell.values("ssim").get(cell.lines[0]["id"], -1.0))
+        word, because = _not_reconstructed(inspection, best, done)
+    return Verdict(CAPTURED, threat, word, because, best.attack, best.lines[0]["id"])
+
+
+def _unscored(best: Cell) -> tuple[Word, str]:
+    start = "without the true images nobody can score this; look at the pictures."
+    fall = _fall(best)
+    line = best.done[0]
+    if fall is None:
+        told = f"{best.attack} has no loss to go by."
+    elif fall > FALLEN:
+        told = "no attack's own loss fell, so that its picture shows where it began and nothing of the update."
+    else:
+        told = (
+            f"{best.attack}'s matching loss fell from {line['first_loss']:.3g} to {line['loss']:.3g}, {fall:.2g} of "
+            "where it began: the lower, the better the picture explains the update, which does not prove it true."
+        )
+    read = best.done[0]["ledger"].get("labels") in ("inferred", "searched")
+    labels = f" Labels read from the update: {', '.join(map(str, line['labels']))}." if read else ""
+    return "cannot-conclude", f"{start} {told}{labels}"
+
+
+def _not_reconstructed(inspection: Inspection, best: Cell, done: Sequence[Cell]) -> tuple[Word, str]:
+    chance = inspection.captured.seen.num_classes ** -float(inspection.captured.settings.num_examples)
+    reader = next((cell for cell in done if cell.done[0]["label_accuracy"] == 1.0), None)
+    line = best.done[0]
+    score = best.values("ssim").get(line["id"])
+    scored = "no score is finite" if score is None else f"SSIM {score:.2f} at best, by {best.attack}"
+    control = best.control("ssim")
+    beside = "" if control is None else f" (without the update {control:.2f})"
+    told = f"{', '.join(cell.attack for cell in done)} did not reconstruct it: {scored}{beside}"
+    if reader is not None and chance < UNLIKELY:
+        return "partly", f"{told}; but {reader.attack} read all its labels from the update."
+    return "cannot-conclude", (
+        f"{told}. One update cannot tell a defense from a weak attack or a wrong setting: see the flags, give attacks "
+        "more iterations, or try them with `leaktight audit` on a federation like this one."
+    )
+
+
+def _rank(cell: Cell) -> float:
+    fall = _fall(cell)
+    return 1.0 if fall is None else fall
+
+
+def _fall(cell: Cell) -> float | None:
+    """An attack's last loss as a share of its first."""
+    if cell.role != "attack" or not cell.done:
+        return None
+    first, last = cell.done[0]["first_loss"], cell.done[0]["loss"]
+    return None if first is None or last is None or first <= 0 else float(last) / float(first)

@@ -1,0 +1,144 @@
+"""A search may move anything that stands for examples: here a code of a few numbers, in every way the loop can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.attacks.scenes import observe
+from tests.seeds import replayed
+from torch import Tensor
+
+from leaktight.attacks.labels.rules import Given, Joint
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.initial import Grey
+from leaktight.attacks.matching.many import reconstruct_all
+from leaktight.attacks.matching.objectives import SquaredError
+from leaktight.attacks.matching.problem import Problem, Search
+from leaktight.attacks.matching.sought import Form, Pixels, Sought
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.attacks.optimizers.lbfgs import Lbfgs
+from leaktight.core.rng import Rng
+from leaktight.core.types import Batch, Observation
+from leaktight.data.embedded import Digits
+from leaktight.models import MODELS, build_model
+
+NUMBERS = 5
+
+
+def basis(pixels: int) -> Tensor:
+    return torch.randn(NUMBERS, pixels, generator=replayed(8).public())
+
+
+class CodeForm(Form):
+    def draw(self, rng: Rng) -> Tree:
+        return {
+            "code": 0.1 * torch.randn(self.shape[0], NUMBERS, generator=rng.child("code").public()).to(self.precision)
+        }
+
+    def images(self, variables: Tree, constants: Tree) -> Tensor:
+        flat: Tensor = torch.sigmoid(variables["code"] @ constants["basis"])
+        return flat.reshape(self.shape)
+
+    def confined(self, variables: Tree) -> Tree:
+        return {**variables, "code": variables["code"].clamp(-1, 1)}
+
+    def penalty(self, variables: Tree, constants: Tree) -> Tensor | None:
+        small: Tensor = 1e-6 * variables["code"].square().sum()
+        return small
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code(Sought):
+    """Images as a sigmoid of a few directions; the code is searched."""
+
+    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
+        pixels = problem.shape.channels * problem.shape.height * problem.shape.width
+        return CodeForm(problem, precision, {"basis": basis(pixels).to(precision)})
+
+
+ATTACK = Matching(
+    objective=SquaredError(),
+    labels=Given(),
+    sought=Code(),
+    optimizer=Adam(learning_rate=0.1, decay="cosine"),
+    iterations=80,
+    precision="float64",
+    onednn=True,
+    restarts=2,
+)
+
+
+@pytest.fixture(scope="module")
+def victims() -> tuple[list[Batch], list[list[Observation]]]:
+    """Two clients whose images lie in the range of the code."""
+    data = Digits().load(Path())
+    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, init="wide", rng=replayed(0))
+    batches, seen = [], []
+    for client in range(2):
+        code = 0.8 * (2 * torch.rand(1, NUMBERS, generator=replayed(20 + client).public()) - 1)
+        image = torch.sigmoid(code @ basis(torch.Size(data.shape).numel())).reshape(1, *data.shape)
+        batches.append(Batch(image, torch.tensor([3 + client])))
+        seen.append([replace(observe(model, batches[-1], data.num_classes), labels=batches[-1].targets)])
+    return batches, seen
+
+
+def error(guess: Batch, truth: Batch) -> float:
+    return float((guess.inputs - truth.inputs).abs().max())
+
+
+@pytest.mark.parametrize("parallel", ["vmap", "processes"])
+def test_the_code_is_found_in_every_way_of_running(
+    victims: tuple[list[Batch], list[list[Observation]]], parallel: str
+) -> None:
+    truths, seen = victims
+    attack = replace(ATTACK, parallel=parallel)  # type: ignore[arg-type]
+    found = reconstruct_all(attack, seen, rngs=[replayed(1), replayed(2)], workers=2)
+    for truth, each in zip(truths, found, strict=True):
+        assert error(each.guess, truth) < 0.01
+    again = replace(ATTACK, parallel="none").reconstruct(seen[1], rng=replayed(2))
+    torch.testing.assert_close(found[1].guess.inputs, again.guess.inputs, rtol=0, atol=1e-6)
+
+
+def test_lbfgs_moves_it_too_and_the_box_is_for_pixels_alone(
+    victims: tuple[list[Batch], list[list[Observation]]],
+) -> None:
+    truths, seen = victims
+    found = replace(ATTACK, optimizer=Lbfgs(), iterations=5, restarts=1).reconstruct(seen[0], rng=replayed(3))
+    assert error(found.guess, truths[0]) < 1e-4
+
+
+def test_the_variables_stay_where_they_are_allowed(victims: tuple[list[Batch], list[list[Observation]]]) -> None:
+    _, seen = victims
+    shown: list[Tensor] = []
+    wild = replace(ATTACK, optimizer=Adam(learning_rate=50.0), iterations=3, progress_every=1, keep="last")
+    wild.reconstruct(seen[0], rng=replayed(1), progress=lambda _, loss, guess: shown.append(guess))  # type: ignore[arg-type]
+    code = torch.logit(shown[-1].double().reshape(1, -1)) @ torch.linalg.pinv(basis(shown[-1].numel()).double())
+    assert float(code.abs().max()) <= 1 + 1e-3
+
+
+def test_labels_are_searched_beside_it(victims: tuple[list[Batch], list[list[Observation]]]) -> None:
+    truths, seen = victims
+    found = replace(ATTACK, labels=Joint(), iterations=200, restarts=1).reconstruct(seen[0], rng=replayed(1))
+    assert found.guess.targets.tolist() == truths[0].targets.tolist()
+
+
+def test_the_penalty_is_part_of_the_loss(victims: tuple[list[Batch], list[list[Observation]]]) -> None:
+    _, seen = victims
+    search = Search(ATTACK, [ATTACK.problem(seen[0], rng=replayed(0))], [replayed(0)], [0])
+    here = {"code": torch.full((1, NUMBERS), 0.5, dtype=torch.float64)}
+    plain = Search(replace(ATTACK, objective=None), [ATTACK.problem(seen[0], rng=replayed(0))], [replayed(0)], [0])
+    assert float(plain.loss(here, {}, plain.fixed[0])) == pytest.approx(1e-6 * NUMBERS * 0.25)
+    assert float(search.loss(here, {}, search.fixed[0])) > 1e-6 * NUMBERS * 0.25
+
+
+def test_again_begins_pixels_at_given_images_and_anything_else_anew() -> None:
+    images = torch.rand(1, 1, 4, 4, generator=replayed(1).public())
+    begun = Pixels(start=Grey(), box=False).again(images)
+    assert isinstance(begun, Pixels)
+    assert not begun.box
+    assert torch.equal(begun.start.draw((1, 1, 4, 4), replayed(2).public()), images)
+    assert Code().again(images) == Code()

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.seeds import replayed
+from torch import Tensor
+
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.optimizers.lbfgs import Curvature, Lbfgs
+
+
+def quadratic(size: int = 30) -> tuple[Tensor, Tensor]:
+    generator = replayed(0).public()
+    root = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    return root @ root.T + torch.eye(size, dtype=torch.float64), torch.randn(size, generator=generator).double()
+
+
+def two_loop(steps: list[Tensor], changes: list[Tensor], slope: Tensor) -> Tensor:
+    """The textbook recursion (Nocedal and Wright, algorithm 7.4)."""
+    result, factors = slope.clone(), []
+    for step, change in zip(reversed(steps), reversed(changes), strict=True):
+        factors.append((step @ result) / (step @ change))
+        result = result - factors[-1] * change
+    result = result * (steps[-1] @ changes[-1]) / (changes[-1] @ changes[-1])
+    for step, change, factor in zip(steps, changes, reversed(factors), strict=True):
+        result = result + step * (factor - (change @ result) / (step @ change))
+    return -result
+
+
+def test_the_compact_form_is_the_two_loop_recursion() -> None:
+    matrix, slope = quadratic()
+    generator = replayed(1).public()
+    memory, steps = Curvature(5, slope), []
+    for _ in range(9):
+        steps.append(torch.randn(len(slope), generator=generator, dtype=torch.float64))
+        memory.add(steps[-1], matrix @ steps[-1])
+    steps = steps[-5:]
+    expected = two_loop(steps, [matrix @ step for step in steps], slope)
+    torch.testing.assert_close(memory.direction(slope), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_without_curvature_it_goes_downhill() -> None:
+    _, slope = quadratic()
+    memory = Curvature(5, slope)
+    memory.add(slope, -slope)
+    assert torch.equal(memory.direction(slope), -slope)
+
+
+def test_plain_steps_are_those_of_pytorch() -> None:
+    """The same points as `torch.optim.LBFGS` visits, on a function that is not quadratic."""
+
+    def value(point: Tensor) -> Tensor:
+        return (point**4).sum() / 4 + (point[1:] - point[:-1] ** 2).square().sum()
+
+    start = torch.linspace(-1, 1, 8, dtype=torch.float64)
+    parameter = start.clone().requires_grad_()
+    reference = torch.optim.LBFGS(
+        [parameter], lr=0.5, max_iter=12, history_size=4, tolerance_change=0, tolerance_grad=0
+    )
+    theirs: list[float] = []
+
+    def closure() -> Tensor:
+        reference.zero_grad()
+        loss = value(parameter)
+        loss.backward()
+        theirs.append(float(loss.detach()))
+        return loss
+
+    reference.step(closure)
+    ours: list[float] = []
+
+    def function(point: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = point.detach().requires_grad_()
+        loss = value(leaf)
+        (slope,) = torch.autograd.grad(loss, leaf)
+        ours.append(float(loss.detach()))
+        return loss.detach(), slope
+
+    Lbfgs(line_search="none", learning_rate=0.5, history=4, steps_per_iteration=12).search(
+        function, start, 1, lambda *_: False
+    )
+    assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+@pytest.mark.parametrize("line_search", ["none", "wolfe"])
+def test_it_finds_the_minimum(line_search: str) -> None:
+    matrix, target = quadratic()
+    optimizer = Lbfgs(line_search=line_search)  # type: ignore[arg-type]
+    found = optimizer.search(
+        lambda point: (0.5 * point @ matrix @ point - target @ point, matrix @ point - target),
+        torch.zeros_like(target),
+        20,
+        lambda *_: False,
+    )
+    torch.testing.assert_close(found.point, torch.linalg.solve(matrix, target), atol=1e-7, rtol=1e-7)
+
+
+def test_the_box_holds_and_binds() -> None:
+    far = torch.tensor([2.0, -1.0, 0.3], dtype=torch.float64)
+    found = Lbfgs().search(
+        lambda point: ((point - far).square().sum(), 2 * (point - far)),
+        torch.full_like(far, 0.5),
+        5,
+        lambda *_: False,
+        boxed=len(far),
+    )
+    assert found.point.tolist() == pytest.approx([1.0, 0.0, 0.3], abs=1e-6)
+
+
+def test_a_search_can_be_stopped() -> None:
+    matrix, target = quadratic()
+    found = Lbfgs().search(
+        lambda point: (point @ matrix @ point, 2 * matrix @ point), target, 100, lambda count, *_: count >= 7
+    )
+    assert found.evaluations == 7
+
+
+def test_adam_is_that_of_pytorch() -> None:
+    start = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    parameter = start.clone().requires_grad_()
+    reference = torch.optim.Adam([parameter], lr=0.1)
+    ours, optimizer = {"x": start}, Adam(learning_rate=0.1)
+    memory = optimizer.memory(ours)
+    for iteration in range(5):
+        reference.zero_grad()
+        parameter.pow(4).sum().backward()
+        reference.step()
+        rates = torch.tensor(optimizer.rates(iteration, 5), dtype=torch.float64)
+        ours, memory = optimizer.step(ours, {"x": 4 * ours["x"] ** 3}, memory, rates)
+    torch.testing.assert_close(ours["x"], parameter.detach())
+
+
+def test_schedules() -> None:
+    steps = Adam(learning_rate=1.0, decay="steps")
+    assert [round(steps.rates(i, 8)[0], 6) for i in range(8)] == [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001]
+    warm = Adam(learning_rate=1.0, warm_up=4)
+    assert [warm.rates(i, 100)[0] for i in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert Adam(decay="cosine", learning_rate=1.0).rates(50, 100)[0] == pytest.approx(0.5)
+
+
+def test_slopes() -> None:
+    gradient = torch.tensor([-3.0, 0.0, 0.2])
+    rates = torch.tensor([0.1, 1.0, 1.0, 0.5])
+    for slope, expected in (("sign", [-1.0, 0.0, 1.0]), ("soft_sign", (torch.tanh(gradient * 0.5) / 0.5).tolist())):
+        optimizer = Adam(slope=slope, betas=(0.0, 0.0))  # type: ignore[arg-type]
+        _, memory = optimizer.step({"x": gradient}, {"x": gradient}, optimizer.memory({"x": gradient}), rates)
+        assert memory["x.first"].tolist() == pytest.approx(expected)

@@ -1,0 +1,229 @@
+"""Every defense in a client's rounds, every aggregator on both carriers, and what a federation begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.golden.doors import (
+    DATA_ROOT,
+    NATURAL,
+    Defense,
+    Examples,
+    ImageShape,
+    LocalTraining,
+    MetricUnavailable,
+    Resources,
+    UpdateKind,
+    buffers_of,
+    build_model,
+    federation_of,
+    in_process,
+    made,
+    names,
+    on_flower,
+    parameters_of,
+    play,
+    replayed,
+)
+
+Parts = Mapping[str, Any]
+Run = Callable[[], Parts]
+
+DEFENSES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "noise": {"noise_std": 0.01},
+    "clipping": {"clip_norm": 0.1, "scope": "layer"},
+    "compression": {},
+    "minmax": {},
+    "soteria": {},
+    "graddefense": {},
+    "outpost": {},
+    "dp_sgd": {"noise_multiplier": 0.01},
+    "fed_cdp": {"noise_multiplier": 0.01},
+    "client_dp": {"noise_multiplier": 0.01},
+    "adadefense": {},
+    "lrp": {},
+    "ada_lrp": {},
+    "fedkl": {"key_length": 16},
+    "precode": {"latent_size": 8},
+    "stack": {},
+}
+"""Settings of each defense for a network of a few thousand weights."""
+
+OTHER_WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "noise-laplace-update": ("noise", {"distribution": "laplace", "at": "update"}),
+    "clipping-example": ("clipping", {"scope": "example", "clip_norm": 0.01}),
+    "compression-global": ("compression", {"scope": "global"}),
+    "minmax-step": ("minmax", {"at": "step", "keep_share": 0.5}),
+    "graddefense-code": ("graddefense", {"compensation_scale": 0.1, "variant": "code"}),
+    "outpost-element": ("outpost", {"fisher": "element", "decay": 0.0}),
+    "outpost-code": ("outpost", {"variant": "code", "decay": 0.0}),
+    "fed_cdp-module": ("fed_cdp", {"layers": "module", "final_clip_norm": 1.0}),
+    "adadefense-yogi-code": ("adadefense", {"form": "yogi", "variant": "code"}),
+    "fedkl-code": ("fedkl", {"key_length": 16, "variant": "code"}),
+}
+
+
+def defense_of(kind: str) -> Defense:
+    settings = DEFENSES[kind]
+    parts = {"parts": (defense_of("clipping"), made("defenses", "compression"))} if kind == "stack" else {}
+    found: Defense = made("defenses", kind, **settings, **parts)
+    return found
+
+
+def one_step_of(kind: str) -> UpdateKind:
+    """What a client sends after one step: a gradient, or a change where the defense acts on nothing else."""
+    return "delta" if kind in ("lrp", "ada_lrp", "client_dp") else "gradient"
+
+
+def defended(kind: str, defense: Defense) -> Parts:
+    """Two rounds of a client, the second with the memory of the first, and a round of one step."""
+    local = LocalTraining(epochs=2, batch_size=2, learning_rate=0.1)
+    settings: dict[str, Any] = {"count": 4, "local": local, "kind": "delta"}
+    first = play(defense, **settings)
+    second = play(defense, **settings, round_index=1, state=first.state)
+    one_step = play(defense, count=4, local=replace(local, epochs=1, batch_size=4), kind=one_step_of(kind))
+    scenes = {"first": first, "second": second, "one_step": one_step}
+    updates = {name: scene.seen.update for name, scene in scenes.items()}
+    return {
+        **{name: dict(update.tensors) for name, update in updates.items()},
+        "buffers": [dict(update.buffers or {}) for update in updates.values()],
+        "learning_rates": [scene.learning_rates for scene in scenes.values()],
+        "truth": [scene.truth.inputs for scene in scenes.values()],
+    }
+
+
+DEFENDED: Mapping[str, Run] = {
+    **{kind: partial(defended, kind, defense_of(kind)) for kind in DEFENSES},
+    **{
+        name: partial(defended, kind, made("defenses", kind, **settings))
+        for name, (kind, settings) in OTHER_WAYS.items()
+    },
+}
+
+FEDERATION = f"""
+seed = 5
+secret_seed = "{"ab" * 32}"
+[data]
+kind = "digits"
+size = 8
+[partition]
+kind = "dirichlet"
+clients = 3
+[model]
+kind = "lenet_zhu"
+init = "wide"
+[local]
+epochs = 1
+batch_size = 32
+learning_rate = 0.1
+momentum = 0.5
+[federation]
+rounds = 2
+per_round = 3
+"""
+PAILLIER = "{kind='paillier', bound=16.0, key_bits=256, unsafe_small=true}"
+AGGREGATORS: Mapping[str, tuple[str, ...]] = {
+    "fedavg": ("federation.per_round=2",),
+    "fedavg-outpost": ("defense={kind='outpost'}",),
+    "fedavg-resnet20": ("model={kind='resnet20'}", "local.samples=32", "federation.rounds=1"),
+    "fedsgd": ("federation.aggregator={kind='fedsgd'}", "local.momentum=0.0", "local.samples=32"),
+    "server_momentum": ("federation.aggregator={kind='server_momentum'}",),
+    "server_adam": ("federation.aggregator={kind='server_adam'}",),
+    "fedboosting": ("federation.aggregator={kind='fedboosting'}",),
+    "fedboosting-code": ("federation.aggregator={kind='fedboosting', variant='code'}",),
+    "fedboosting-noisy": ("federation.aggregator={kind='fedboosting', fusion={kind='noisy'}}",),
+    "encrypted": (f"federation.aggregator={{kind='encrypted', cipher={PAILLIER}}}",),
+}
+ON_FLOWER = ("fedavg", "fedboosting", "encrypted")
+
+
+def trained(name: str, carrier: Callable[[Any], Parts]) -> Parts:
+    return carrier(federation_of(FEDERATION, *AGGREGATORS[name]))
+
+
+TRAINED: Mapping[str, Run] = {
+    **{f"in_process/{name}": partial(trained, name, in_process) for name in AGGREGATORS},
+    **{f"flower/{name}": partial(trained, name, on_flower) for name in ON_FLOWER},
+}
+
+PARTITIONS: Mapping[str, Mapping[str, Any]] = {
+    "iid": {"clients": 7},
+    "shards": {"clients": 5, "shards_per_client": 3},
+    "lrp_shards": {"clients": 6, "shard_size": 40},
+    "dirichlet": {"clients": 4},
+    "one_class": {},
+    "by_source": {},
+    "pooled": {},
+}
+
+
+def divided(kind: str) -> Parts:
+    data = made("datasets", "digits", size=8).load(Path())
+    grouped = replace(data, groups=torch.arange(len(data.train)) % 3, group_names=("a", "b", "c"))
+    found = made("partitions", kind, **PARTITIONS[kind]).split(grouped, rng=replayed(4))
+    return {name: [holding.train, holding.validation] for name, holding in found.clients.items()}
+
+
+DIVIDED: Mapping[str, Run] = {kind: partial(divided, kind) for kind in PARTITIONS}
+
+EMBEDDED: Mapping[str, Mapping[str, Any]] = {
+    "digits": {"size": 8},
+    "photos": {},
+    "faces": {},
+    "two_gaussians": {},
+    "rendered_words": {"examples": 20},
+}
+
+
+def loaded(kind: str) -> Parts:
+    def of(examples: Examples) -> list[Any]:
+        return [examples.images, examples.targets]
+
+    data = made("datasets", kind, **EMBEDDED[kind]).load(Path())
+    return {"train": of(data.train), "test": of(data.test), "classes": list(data.class_names)}
+
+
+LOADED: Mapping[str, Run] = {kind: partial(loaded, kind) for kind in EMBEDDED}
+
+WIDE = ("lenet_zhu", "resnet20", "vit", "crnn")
+
+
+def initial(kind: str, init: str) -> Parts:
+    """The weights that a federation of this model begins with."""
+    shape, classes = (ImageShape(3, 32, 32), 10) if kind == "vgg16" else NATURAL[kind]
+    return parameters_and_buffers(build_model(made("models", kind), shape, classes, init=init, rng=replayed(0)))
+
+
+def parameters_and_buffers(model: torch.nn.Module) -> Parts:
+    return {"params": parameters_of(model), "buffers": buffers_of(model)}
+
+
+INITIAL: Mapping[str, Run] = {
+    **{kind: partial(initial, kind, "default") for kind in names("models")},
+    **{f"{kind}-wide": partial(initial, kind, "wide") for kind in WIDE},
+}
+
+
+def measured(kind: str) -> Parts:
+    """A metric on fixed images, or labels. Skipped where it needs weights that are not here."""
+    metric = made("metrics", kind)
+    try:
+        built = metric.build(Resources(root=DATA_ROOT, extract=lambda images: images.flatten(1)[:, :50]))
+    except MetricUnavailable as reason:
+        pytest.skip(str(reason))
+    if metric.judges == "labels":
+        return {"scores": built(torch.tensor([1, 2, 2]), torch.tensor([2, 1, 5])), "leaks_when": built.leaks_when}
+    generator = replayed(0).public()
+    truth = torch.rand(3, 3, 32, 32, generator=generator)
+    guess = (truth + 0.2 * torch.randn(truth.shape, generator=generator)).clamp(0, 1)
+    return {"scores": built(guess, truth).tolist(), "leaks_when": built.leaks_when}
+
+
+MEASURED: Mapping[str, Run] = {kind: partial(measured, kind) for kind in names("metrics")}
