@@ -20,14 +20,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.secret import KEY_BYTES, SecretStream
@@ -166,6 +166,30 @@ def secret_model(rng: Rng) -> AbstractContextManager[None]:
 def draws_secrets() -> bool:
     """Whether networks that run here draw from a client's secrets."""
     return _model_stream.get() is not None
+
+
+class SecretPasses:
+    """Has every forward pass of a network draw from the round's secrets; copied or stored, it has none to give."""
+
+    def __init__(self) -> None:
+        self.source: ModelSecrets | None = None
+        self._open: AbstractContextManager[None] | None = None
+
+    def drawing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.source is None else self.source.drawing()
+
+    def begin(self, module: nn.Module, inputs: Any) -> None:
+        if self.source is not None and not draws_secrets():
+            self._open = self.source.drawing()
+            self._open.__enter__()
+
+    def end(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+    def __reduce__(self) -> tuple[type[SecretPasses], tuple[()]]:
+        return type(self), ()
 
 
 def drawn_like(like: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.privacy import Spent
 from leaktight.core.protocols import ClientFacts, Defense, Question, RoundPlan, Step
-from leaktight.core.rng import ModelSecrets, Rng, draws_secrets
+from leaktight.core.rng import ModelSecrets, Rng, SecretPasses
 from leaktight.core.tasks import Classification, Task, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
@@ -79,7 +78,7 @@ class Defended:
         self._told: dict[str, Tensor] = {}
         self._steps_per_epoch: int | None = None
         self._this_epoch: set[bytes] = set()
-        self._secrets = _SecretPasses()
+        self._secrets = SecretPasses()
         self.model.register_forward_pre_hook(self._secrets.begin)
         self.model.register_forward_hook(self._secrets.end, always_call=True)
         if state is not None:
@@ -330,27 +329,3 @@ class Defended:
                 own[name].copy_(tensor)
         self._memory, self._private = state["defense"], set(state["private"])
         self.round, self._asked = state["round"], state["asked"]
-
-
-class _SecretPasses:
-    """Has every forward pass of a network draw from the round's secrets; copied or stored, it has none to give."""
-
-    def __init__(self) -> None:
-        self.source: ModelSecrets | None = None
-        self._open: AbstractContextManager[None] | None = None
-
-    def drawing(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.source is None else self.source.drawing()
-
-    def begin(self, module: nn.Module, inputs: Any) -> None:
-        if self.source is not None and not draws_secrets():
-            self._open = self.source.drawing()
-            self._open.__enter__()
-
-    def end(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
-
-    def __reduce__(self) -> tuple[type[_SecretPasses], tuple[()]]:
-        return type(self), ()
