@@ -41,15 +41,15 @@ class Family(Mapping[str, T]):
         return next((name for name, entry in self.entries.items() if entry.target == target), None)
 
 
-DATASETS: Mapping[str, type[DatasetSource]] = Family("datasets")
-PARTITIONS: Mapping[str, type[Scheme]] = Family("partitions")
-SCHEDULES: Mapping[str, type[Schedule]] = Family("schedules")
-AGGREGATORS: Mapping[str, type[Aggregator]] = Family("aggregators")
-CIPHERS: Mapping[str, type[Any]] = Family("ciphers")
-FUSIONS: Mapping[str, type[Any]] = Family("fusions")
-ATTACKS: Mapping[str, type[Attack]] = Family("attacks")
-LABELS: Mapping[str, type[Any]] = Family("labels")
-DEFENSES: Mapping[str, type[Defense]] = Family("defenses")
-
 CATALOGUE: Mapping[str, Family[Any]] = {kind: Family(kind) for kind in ENTRIES}
 """All families by kind."""
+
+DATASETS: Mapping[str, type[DatasetSource]] = CATALOGUE["datasets"]
+PARTITIONS: Mapping[str, type[Scheme]] = CATALOGUE["partitions"]
+SCHEDULES: Mapping[str, type[Schedule]] = CATALOGUE["schedules"]
+AGGREGATORS: Mapping[str, type[Aggregator]] = CATALOGUE["aggregators"]
+CIPHERS: Mapping[str, type[Any]] = CATALOGUE["ciphers"]
+FUSIONS: Mapping[str, type[Any]] = CATALOGUE["fusions"]
+ATTACKS: Mapping[str, type[Attack]] = CATALOGUE["attacks"]
+LABELS: Mapping[str, type[Any]] = CATALOGUE["labels"]
+DEFENSES: Mapping[str, type[Defense]] = CATALOGUE["defenses"]

@@ -15,6 +15,7 @@ import numpy as np
 
 from leaktight.core.errors import UsageError
 from leaktight.core.privacy import gaussian_epsilon
+from leaktight.core.protocols import Report
 
 Accountant: TypeAlias = Literal["rdp", "prv", "gdp"]
 History: TypeAlias = Sequence[Sequence[Any]]
@@ -81,6 +82,14 @@ def uses_of_an_example(steps: int, steps_per_epoch: int | None) -> int:
     (2, 3, 50)
     """
     return steps if steps_per_epoch is None else math.ceil(steps / steps_per_epoch)
+
+
+def report_budget(figures: Mapping[str, float], delta: float, report: Report) -> None:
+    """Report those figures of epsilon that are finite, and their delta."""
+    for name, value in figures.items():
+        if math.isfinite(value):
+            report(name, value)
+    report("delta", delta)
 
 
 def _rdp(history: History, noise_multiplier: float, delta: float) -> float:

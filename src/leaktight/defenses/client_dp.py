@@ -13,10 +13,16 @@ from leaktight.core.errors import ModelError
 from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
+from leaktight.core.secret import released
 from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params, State, Update
-from leaktight.defenses.accounting import Accountant, check_privacy_settings, require_opacus, sampled_epsilon
-from leaktight.defenses.dp_sgd import with_noise
+from leaktight.defenses.accounting import (
+    Accountant,
+    check_privacy_settings,
+    report_budget,
+    require_opacus,
+    sampled_epsilon,
+)
 from leaktight.defenses.perturbation import widened
 from leaktight.models.surgery import has_batch_norm
 
@@ -97,7 +103,7 @@ class ClientDp(Defense):
             tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.noise_multiplier:
             std = self.noise_multiplier * self.clip_norm / math.sqrt(self.noise_shares)
-            tensors = with_noise(tensors, std, rng=rng)
+            tensors = released(tensors, std, rng.secret())
             self._report(state, report)
         num_examples = update.num_examples if self.noise_shares == 1 else None
         sent = {name: tensor.to(update.tensors[name].dtype) for name, tensor in tensors.items()}
@@ -130,7 +136,4 @@ class ClientDp(Defense):
                 delta=self.delta,
                 accountant=self.accountant,
             )
-        for name, value in figures.items():
-            if math.isfinite(value):
-                report(name, value)
-        report("delta", self.delta)
+        report_budget(figures, self.delta, report)

@@ -18,6 +18,7 @@ from leaktight.defenses.accounting import (
     Accountant,
     check_privacy_settings,
     counted,
+    report_budget,
     require_opacus,
     sampled_epsilon,
     uses_of_an_example,
@@ -100,7 +101,7 @@ class DpSgd(Defense):
         mean, factors = clipped_mean(each, groups, clip_norm)
         report("clip_rate", float((factors < 1).to(torch.float64).mean()))
         if self.noise_multiplier:
-            mean = with_noise(mean, self.noise_multiplier * clip_norm / size, rng=rng)
+            mean = released(mean, self.noise_multiplier * clip_norm / size, rng.secret())
         batches = {**state.get("batches", {})}
         batches[str(size)] = batches.get(str(size), 0) + 1
         gradient = {name: tensor.to(each[name].dtype) for name, tensor in mean.items()}
@@ -139,10 +140,7 @@ class DpSgd(Defense):
                 accountant=self.accountant,
             ),
         }
-        for name, value in figures.items():
-            if math.isfinite(value):
-                report(name, value)
-        report("delta", self.delta)
+        report_budget(figures, self.delta, report)
 
 
 def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float) -> tuple[dict[str, Tensor], Tensor]:
@@ -166,8 +164,3 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
             means[name] = (factor.to(wide.dtype) @ wide / len(wide)).reshape(each[name].shape[1:])
         factors.append(factor)
     return {name: means[name] for name in each}, torch.stack(factors)
-
-
-def with_noise(tensors: Params, noise_std: float, *, rng: Rng) -> dict[str, Tensor]:
-    """Independent Gaussian noise on every element, rounded to a grid that does not depend on the data."""
-    return released(tensors, noise_std, rng.secret())

@@ -114,7 +114,7 @@ class Client:
             done = self.train_round(request, state)
             return done.trained, done.state
         trainer, state = self._begin(state)
-        state = {**state, "conduct": self._admitted(request, state)}
+        state = self._conducted(request, state)
         if isinstance(request, Evaluate):
             return self._score(trainer, request, state), state
         return self._answer(request, trainer, state)
@@ -124,14 +124,13 @@ class Client:
 
         `RefusedError` where it is not admitted.
         """
-        _, state = self._begin(state)
-        return {**state, "conduct": self._admitted(request, state)}
+        return self._conducted(request, self._begin(None)[1] if state is None else state)
 
     def train_round(self, request: Train, state: State | None) -> ClientRound:
         """One round of local training: check, plan, train, defend, and keep what is private."""
         start, report = time.perf_counter(), Meter()
         trainer, state = self._begin(state, report)
-        conduct = self._admitted(request, state)
+        state = self._conducted(request, state)
         trainer, state = self._receive(request.broadcast, trainer, state, report)
         here, asked = self.rng.child("round", request.broadcast.round), _digest_of(request, self.brings)
         rng = here.child("defense", asked)
@@ -178,7 +177,7 @@ class Client:
         return ClientRound(
             Trained(self._needed(update)),
             lambda: Truth(self.train.batch(chosen), steps, plan.learning_rates),
-            {**state, "defense": memory, "aggregator": aggregator, **kept, "conduct": conduct},
+            {**state, "defense": memory, "aggregator": aggregator, **kept},
             {
                 **report.figures(),
                 "loss": float(result.losses.mean()),
@@ -187,10 +186,11 @@ class Client:
             },
         )
 
-    def _admitted(self, request: Request, state: State) -> dict[str, Any]:
-        """The client's conduct after this request, or `RefusedError` where it must not be answered."""
+    def _conducted(self, request: Request, state: State) -> State:
+        """The state with the client's conduct after this request; `RefusedError` where it must not be answered."""
         agreed = parameters_of(self.trainer.model), buffers_of(self.trainer.model)
-        return self.agreement.admit(request, state["conduct"], self.aggregator, self.trainer.defense, *agreed)
+        conduct = self.agreement.admit(request, state["conduct"], self.aggregator, self.trainer.defense, *agreed)
+        return {**state, "conduct": conduct}
 
     def _needed(self, update: Update) -> Update:
         """The update without what the aggregator does not need."""
