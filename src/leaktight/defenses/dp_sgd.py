@@ -23,7 +23,7 @@ from leaktight.defenses.accounting import (
     sampled_epsilon,
     uses_of_an_example,
 )
-from leaktight.defenses.perturbation import widened
+from leaktight.defenses.perturbation import example_rows, widened
 
 _STABILITY = 1e-6  # Opacus adds the same to every norm
 
@@ -153,7 +153,7 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
     means: dict[str, Tensor] = {}
     factors = []
     for names in groups:
-        rows = {name: each[name].reshape(len(each[name]), -1) for name in names}
+        rows = {name: example_rows(each[name]) for name in names}
         # In float64: one float32 sum over millions of elements is off by 2e-4.
         norms = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
