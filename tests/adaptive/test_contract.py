@@ -25,7 +25,7 @@ from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.config.catalogue import DEFENSES
-from leaktight.config.settings import kind_of, settings_of
+from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge
