@@ -12,11 +12,11 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.tasks import Penalised
-from leaktight.core.types import ImageShape
 from leaktight.models import UserModel, build_model, check_fits
 
-SHAPE = ImageShape(1, 4, 4)
+SHAPE = Images(1, 4, 4)
 
 CODE = """
 import torch
@@ -27,8 +27,9 @@ def plain():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
 
 def fitted(num_classes, shape, extra=WIDTH):
-    assert shape.height == 4 and extra == 7
-    return nn.Sequential(nn.Flatten(), nn.Linear(shape.channels * shape.height * shape.width, num_classes))
+    channels, height, width = shape
+    assert height == 4 and extra == 7
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, num_classes))
 
 def anything(**settings):
     return plain() if set(settings) == {"shape", "num_classes"} else None

@@ -253,7 +253,7 @@ def inspect(
         after=after,
         update=update,
         kind=command.parse_kind(kind),
-        shape=command.parse_shape(shape),
+        inputs=command.parse_shape(shape),
         classes=classes,
         mean=command.parse_numbers(mean, "--mean"),
         std=command.parse_numbers(std, "--std"),

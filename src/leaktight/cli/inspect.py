@@ -17,7 +17,8 @@ from leaktight.cli.console import print_json
 from leaktight.cli.train import RUNS
 from leaktight.config.inspect import Prepared, Request, prepare
 from leaktight.core.errors import UsageError
-from leaktight.core.types import ImageShape, Mode
+from leaktight.core.inputs import Images
+from leaktight.core.types import Mode
 from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
 from leaktight.inspect.run import run_inspection
 
@@ -71,15 +72,15 @@ def run_inspect(request: Request, output: Output) -> None:
     check_something_ran(summary)
 
 
-def parse_shape(text: str) -> ImageShape:
+def parse_shape(text: str) -> Images:
     """
     >>> parse_shape("3,32,32")
-    ImageShape(channels=3, height=32, width=32)
+    Images(channels=3, height=32, width=32)
     """
     numbers = _numbers(text, "--shape", int)
     if len(numbers) != 3:
         raise UsageError(f"expected --shape C,H,W, got {text!r}")
-    return ImageShape(*numbers)
+    return Images(*numbers)
 
 
 def parse_kind(text: str | None) -> Literal["delta", "gradient"] | None:

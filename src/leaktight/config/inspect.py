@@ -21,11 +21,12 @@ from leaktight.config.catalogue import ATTACKS
 from leaktight.config.settings import model_source, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, plain, settings_of
 from leaktight.core.errors import ConfigError, LeaktightError, UsageError, suggestion
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import ImageShape, Mode
+from leaktight.core.types import Mode
 from leaktight.data.sources import data_root
 from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspect.checks import looks_of
@@ -48,7 +49,7 @@ class Request:
     after: Path | None
     update: Path | None
     kind: Literal["delta", "gradient"] | None
-    shape: ImageShape
+    inputs: Images
     classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -74,13 +75,13 @@ def prepare(request: Request) -> Prepared:
     """Read and check everything that the request names; nothing is attacked yet."""
     kind = _kind(request)
     tables = _tables(request)
-    truth = None if request.truth is None else read_truth(request.truth, request.shape)
+    truth = None if request.truth is None else read_truth(request.truth, request.inputs)
     count = count_examples(request.batch_size, request.labels, truth)
     source = model_source(tables["model"], WHERE)
     try:
         settings = CaptureSettings(
             model=source,
-            shape=request.shape,
+            inputs=request.inputs,
             num_classes=request.classes,
             mean=request.mean,
             std=request.std,
@@ -234,7 +235,7 @@ def _record(request: Request, inspection: Inspection, before: Held, change: Held
         "change": str(change.path),
         "change_sha256": change.digest,
         "change_is": kind,
-        "shape": list(settings.shape),
+        "shape": list(settings.inputs.shape),
         "classes": inspection.captured.seen.num_classes,
         "mean": list(settings.mean),
         "std": list(settings.std),
@@ -254,7 +255,7 @@ def _record(request: Request, inspection: Inspection, before: Held, change: Held
 
 def _facts(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:
     captured, settings = inspection.captured, inspection.captured.settings
-    seen, shape = captured.seen, settings.shape
+    seen = captured.seen
     looks = looks_of(seen.update.tensors)
     files = f"{change.path.name} minus {before.path.name}" if kind == "after" else f"{kind} {change.path.name}"
     parameters = sum(tensor.numel() for tensor in seen.broadcast.params.values())
@@ -264,7 +265,7 @@ def _facts(request: Request, inspection: Inspection, before: Held, change: Held,
     types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
     return {
         "data": f"{files}: {_counted(settings.num_examples, 'example')} of "
-        f"{shape.channels} x {shape.height} x {shape.width}, {seen.num_classes} classes",
+        f"{' x '.join(map(str, settings.inputs.shape))}, {seen.num_classes} classes",
         "model": f"{request.model}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
         "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
         f"{len(seen.update.tensors)} of {len(seen.broadcast.params)} tensors",

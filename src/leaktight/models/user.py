@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from leaktight.core.errors import ModelError, suggestion
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class UserModel:
     """What a function of the user's returns.
 
     target: "package.module:function"; modules in the current folder are found. The function gets `shape`
-    (channels, height, width) and `num_classes` if it has parameters of these names, and returns an `nn.Module` that
-    takes images (N, C, H, W) in [0, 1]; it normalises them itself.
+    (a tuple: channels, height, width) and `num_classes` if it has parameters of these names, and returns an `nn.Module`
+    that takes images (N, C, H, W) in [0, 1]; it normalises them itself.
     """
 
     target: str
@@ -31,8 +31,8 @@ class UserModel:
     def __post_init__(self) -> None:
         check_target(self.target)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        return built_by(self.target, {"shape": shape, "num_classes": num_classes})
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
+        return built_by(self.target, {"shape": inputs.shape, "num_classes": num_classes})
 
 
 def check_target(target: str) -> None:
