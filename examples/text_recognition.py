@@ -82,7 +82,7 @@ def real_words(root: Path, shortest: int, longest: int) -> dict[str, Examples]:
             continue
         # Training and test part alike: no model has seen either.
         words = Examples(
-            torch.cat([data.train.images, data.test.images]), torch.cat([data.train.targets, data.test.targets])
+            torch.cat([data.train.inputs, data.test.inputs]), torch.cat([data.train.targets, data.test.targets])
         )
         lengths = (words.targets >= 0).sum(1)
         found[name] = words.take((lengths >= LEAST).nonzero().flatten())

@@ -22,7 +22,7 @@ from leaktight.audit.experiment import Site
 from leaktight.audit.judge import judge
 from leaktight.audit.ledger import labels_of
 from leaktight.audit.plan import AttackEntry, Experiment
-from leaktight.core.protocols import Defense, Progress
+from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
@@ -30,7 +30,7 @@ from leaktight.metrics import Resources, build_metrics, psnr, ssim
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Told(Attack):
     """An attack that says what it was shown, and answers with grey."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -42,7 +42,7 @@ class Told:
         shown = {name: getattr(seen[0], name) is not None for name in ("labels", "defense", "public_data")}
         sent = seen[0].broadcast.params
         number = seen[0].batch_size or 0
-        guess = Batch(torch.full((number, *seen[0].input_shape), 0.5), torch.zeros(number, dtype=torch.long))
+        guess = Batch(torch.full((number, *seen[0].inputs.shape), 0.5), torch.zeros(number, dtype=torch.long))
         return Reconstruction(
             guess, float("inf"), {"assumed": [str(shown), f"{float(next(iter(sent.values())).sum())}"]}
         )

@@ -49,7 +49,7 @@ LEAKED = 0.6
 def originals() -> np.ndarray:
     """Faces in brown, (N, H, W, 3) bytes."""
     faces = Faces().load(Path()).train
-    grey = np.asarray(faces.images[faces.targets == 0][:10].permute(0, 2, 3, 1))
+    grey = np.asarray(faces.inputs[faces.targets == 0][:10].permute(0, 2, 3, 1))
     return np.asarray(grey * np.array([1.0, 0.86, 0.7])).astype(np.uint8)
 
 

@@ -15,9 +15,10 @@ from leaktight.audit.run import Watcher
 from leaktight.config.inspect import Prepared, Request, prepare
 from leaktight.config.tables import Table, as_list
 from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import ImageShape, Mode, Params
+from leaktight.core.types import Mode, Params
 from leaktight.fl.run_folder import open_run
 from leaktight.inspect.run import run_inspection
 from leaktight.report.html import write_report
@@ -97,7 +98,7 @@ def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) ->
     request = Request(
         model=model,
         before=_tensors(before),
-        shape=ImageShape(*capture["shape"]),
+        inputs=Images(*capture["shape"]),
         after=None if after is None else _tensors(after),
         update=None if update is None else _tensors(update),
         kind=capture.get("kind"),

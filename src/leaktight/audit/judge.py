@@ -6,10 +6,10 @@ import io
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from leaktight.core.inputs import Images
 from leaktight.core.types import Batch
 from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
 
@@ -52,8 +52,6 @@ def finite(value: float) -> float | None:
 
 def strip(images: Tensor) -> bytes:
     """Images (N, C, H, W) in [0, 1] as one PNG, side by side; what is not finite is black."""
-    clean = images.detach().nan_to_num(0.0, 0.0, 0.0).clamp(0, 1)
-    row = np.concatenate(list((clean * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()), axis=1)
     data = io.BytesIO()
-    Image.fromarray(row[..., 0] if row.shape[2] == 1 else row).save(data, format="PNG", optimize=True)
+    Image.fromarray(Images.picture(images).numpy()).save(data, format="PNG", optimize=True)
     return data.getvalue()

@@ -189,11 +189,11 @@ def _names(methods: Sequence[Any]) -> list[str]:
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     """The scenario in plain words."""
     federation = experiment.federation
-    shape, server = federation.dataset.shape, federation.server
+    server = federation.server
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
         "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
-        f"{shape.channels} x {shape.height} x {shape.width}, {federation.dataset.num_classes} classes",
+        f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes",
         "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "
         f"weights: {config.model.init}, {config.model.mode} mode",
         "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "

@@ -26,9 +26,9 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
     """Clients, server and model as the configuration says, with all of it checked to fit together."""
     rng = Rng(config.seed, key=config.key or secrets.token_bytes(KEY_BYTES))
     model = build_model(
-        config.model.source, dataset.shape, dataset.num_classes, init=config.model.init, rng=rng.child("model")
+        config.model.source, dataset.inputs, dataset.num_classes, init=config.model.init, rng=rng.child("model")
     )
-    check_fits(model, dataset.shape, dataset.num_classes, dataset.task)
+    check_fits(model, dataset.inputs, dataset.num_classes, dataset.task)
     return assemble(
         dataset,
         partition,

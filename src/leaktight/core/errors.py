@@ -38,6 +38,10 @@ class ChecksumError(DataError):
     """A file is not the one that was published."""
 
 
+class InputsError(UsageError):
+    """Examples of a kind or size that a method does not take."""
+
+
 class ModelError(UsageError):
     """A model that cannot be built or does not fit the data."""
 

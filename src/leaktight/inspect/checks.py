@@ -156,7 +156,7 @@ def _other_inputs(captured: Captured) -> str | None:
     if captured.settings.num_examples != 1 or (local is not None and (local.weight_decay or local.optimizer != "sgd")):
         return None
     seen = captured.seen
-    ends = torch.stack([torch.zeros(seen.input_shape), torch.ones(seen.input_shape)])
+    ends = torch.stack([torch.zeros(seen.inputs.shape), torch.ones(seen.inputs.shape)])
     with torch.no_grad(), mode_of(seen.model, "eval"):
         layers = layer_inputs(
             seen.model, seen.broadcast.params, seen.broadcast.buffers, ends, (nn.Linear, *CONVOLUTIONS)

@@ -16,6 +16,7 @@ from leaktight.audit.experiment import SCHEMA_VERSION
 from leaktight.audit.judge import judge, strip
 from leaktight.audit.ledger import labels_of, threat_of
 from leaktight.audit.plan import AttackEntry, slug
+from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Reconstruction
@@ -43,6 +44,10 @@ class Inspection:
     source: str
     seed: int
     data_root: Path
+
+    def __post_init__(self) -> None:
+        for entry in self.attacks:
+            require_inputs(entry.name, entry.value.takes, self.captured.seen.inputs)
 
     @cached_property
     def metrics(self) -> BuiltMetrics:

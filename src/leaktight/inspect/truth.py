@@ -64,7 +64,7 @@ def explained(seen: Observation, truth: Batch) -> float:
 def _alternatives(captured: Captured, truth: Batch) -> Iterator[tuple[str, float]]:
     modes: Sequence[Mode] = ("train", "eval") if _depends_on_mode(captured.bare) else (captured.settings.mode,)
     for name, (mean, std) in NORMALISATIONS.items():
-        if len(mean) > 1 and captured.settings.shape.channels != len(mean):
+        if len(mean) > 1 and captured.settings.inputs.channels != len(mean):
             continue
         for mode in modes:
             seen = replace(captured.seen, model=normalising(captured.bare, mean, std), mode=mode)
