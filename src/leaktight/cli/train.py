@@ -17,12 +17,10 @@ from leaktight.config.scenario import build_federation, centralised, load_data
 from leaktight.config.settings import Config, kind_of, load_config
 from leaktight.core.errors import DataError, UsageError, suggestion
 from leaktight.data import sources
-from leaktight.data.holdings import plot_summary, text_summary
 from leaktight.data.published import SOURCES
 from leaktight.engines import inprocess
 from leaktight.engines.training import Engine, train
 from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
-from leaktight.report.curves import plot_learning_curve
 
 RUNS = Path("runs")
 
@@ -42,6 +40,9 @@ def run_training(
     engine: str = "inprocess",
 ) -> None:
     """`leaktight train`."""
+    from leaktight.data.holdings import plot_summary, text_summary  # slow to import, as all that draws is
+    from leaktight.report.curves import plot_learning_curve
+
     if engine not in _ENGINES:
         raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
     config = _config(config_path, overrides, defenses, data_root)
