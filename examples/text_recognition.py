@@ -22,10 +22,9 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config, load_config
 from leaktight.core.files import write_atomically
 from leaktight.core.types import Examples
-from leaktight.data.dataset import Dataset, DatasetSource
+from leaktight.data.dataset import Dataset, DatasetSource, data_root
 from leaktight.data.files import MissingDataError
 from leaktight.data.partition import Partition
-from leaktight.data.sources import data_root
 from leaktight.data.words import Iiit5k, Synth90k
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg

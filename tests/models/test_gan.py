@@ -94,7 +94,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: OwnGenerator(target="nowhere", latent=3), "package.module:function"),
+        (lambda: OwnGenerator(target="nowhere", latent=3), "package.module:name"),
         (lambda: OwnGenerator(target=LINEAR.target, latent=0), "latent"),
         (lambda: OwnGenerator(target=LINEAR.target, latent=3, num_classes=0), "num_classes"),
         (lambda: OwnGenerator(target=LINEAR.target, latent=3, output="bytes"), "output"),  # type: ignore[arg-type]

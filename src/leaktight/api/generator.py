@@ -21,8 +21,7 @@ from leaktight.core.files import replace_atomically
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
 from leaktight.core.types import Examples
-from leaktight.data.dataset import Dataset
-from leaktight.data.sources import data_root
+from leaktight.data.dataset import Dataset, data_root
 from leaktight.models.gan import Dcgan
 from leaktight.models.gan_training import GanTraining
 

@@ -22,9 +22,8 @@ from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
-from leaktight.data.dataset import Dataset
+from leaktight.data.dataset import Dataset, data_root
 from leaktight.data.partition import Partition
-from leaktight.data.sources import data_root
 from leaktight.defenses.compression import GradientCompression
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost

@@ -29,7 +29,7 @@ from leaktight.core.tensors import digest
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode, Params
-from leaktight.data.sources import data_root
+from leaktight.data.dataset import data_root
 from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspect.checks import looks_of
 from leaktight.inspect.files import Held, TrueExamples, held, read_truth

@@ -8,9 +8,8 @@ from dataclasses import replace
 from leaktight.config.settings import Config
 from leaktight.core.rng import Rng
 from leaktight.core.secret import KEY_BYTES
-from leaktight.data.dataset import Dataset
+from leaktight.data.dataset import Dataset, data_root
 from leaktight.data.partition import Partition, Pooled
-from leaktight.data.sources import data_root
 from leaktight.fl.federation import Federation, assemble
 from leaktight.models.initialise import build_model
 from leaktight.models.source import check_fits

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import platformdirs
 from torch import Tensor
 
 from leaktight.core.errors import DataError
@@ -57,3 +59,11 @@ class DatasetSource(Protocol):
     """Settings that name a data set. `root` is the folder below which downloaded sets lie; it may not exist."""
 
     def load(self, root: Path) -> Dataset: ...
+
+
+def data_root(option: Path | None = None) -> Path:
+    """Where data sets lie: the option, else the environment's LEAKTIGHT_DATA, else the user's cache folder."""
+    if option is not None:
+        return option.expanduser()
+    environment = os.environ.get("LEAKTIGHT_DATA")
+    return Path(environment).expanduser() if environment else platformdirs.user_cache_path("leaktight")

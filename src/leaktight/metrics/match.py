@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
@@ -57,6 +56,8 @@ def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> 
             f"expected guesses and truths (N, C, H, W) of one image shape, "
             f"got {tuple(guess.shape)} and {tuple(truth.shape)}"
         )
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     assignment = torch.full((len(truth),), NO_GUESS)
     if not len(guess) or not len(truth):
         return assignment
