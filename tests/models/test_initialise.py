@@ -171,7 +171,7 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="check the path"):
         load_weights(lenet(), tmp_path / "weights.pt")
-    with pytest.raises(ModelError, match="default, wide, kaiming or a file"):
+    with pytest.raises(ModelError, match="default, given, wide, kaiming or a file"):
         build_model(LeNetZhu(), SMALL, 3, init="wyde", rng=replayed(0))
 
 

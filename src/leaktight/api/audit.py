@@ -11,9 +11,10 @@ from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import Watcher, run_audit
-from leaktight.config.audit import AUDIT_SCENARIO, OWN_SCENARIO, build_experiment, complete, scenario_facts
+from leaktight.config.audit import build_experiment, complete, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config
+from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.fl.run_folder import open_run
 from leaktight.report.html import write_report
 

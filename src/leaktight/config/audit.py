@@ -29,52 +29,6 @@ from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
 
-OWN_SCENARIO = """
-[partition]
-kind = "iid"
-clients = 20
-[model]
-kind = "lenet_zhu"
-init = "wide"
-activation = "sigmoid"
-[local]
-learning_rate = 0.2
-[federation]
-rounds = 20
-[threat]
-knows = ["batch_size", "buffers", "labels", "local_training"]
-[audit]
-trials = 5
-adapted = ["csdlg"]
-[audit.local]
-epochs = 1
-samples = 1
-batch_size = 1
-"""
-"""What is attacked without a config: updates of one example in one step, labels known, weights that leak well.
-
-No real update is easier, so this is an upper bound. With a model or data of a Python caller, attacks have their own
-strength.
-"""
-
-AUDIT_SCENARIO = (
-    OWN_SCENARIO
-    + """
-[[attack]]
-kind = "csdlg"
-iterations = 8
-[[attack]]
-kind = "dlg"
-iterations = 15
-restarts = 1
-[[attack]]
-kind = "inverting_gradients"
-iterations = 400
-learning_rate = 0.1
-"""
-)
-"""The same with attacks that are quick on the built-in data and network."""
-
 CONTROLS = (PriorOnly, MeanImage, NearestPublicImage)
 SMALL_NETWORK = 200_000
 
