@@ -15,7 +15,6 @@ from leaktight.config.audit import AUDIT_SCENARIO, OWN_SCENARIO, build_experimen
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config
 from leaktight.fl.run_folder import open_run
-from leaktight.report.html import write_report
 
 Command = Literal["audit", "tradeoff"]
 
@@ -64,6 +63,8 @@ class PlannedAudit:
                 workers=processes,
                 watcher=watcher,
             )
+            from leaktight.report.html import write_report  # slow to import, and only needed now
+
             write_report(folder.path)
         return summary
 
