@@ -15,7 +15,7 @@ QUICK, PREPARED = 0.3, 1.6
 """What commands that do no work may take, and `audit --dry-run`, which loads data and builds the network."""
 
 TORCH = ("-c", "import torch")
-KINDS = ("attacks", "defenses", "models", "datasets", "partitions", "aggregators", "metrics", "schedules", "generators")
+KINDS = ("attacks", "defenses", "models", "datasets", "partitions", "aggregators", "metrics", "labels", "generators")
 CONFIGS = {
     "malformed TOML": "[audit\ntrials = 2\n",
     "unknown table": "[audits]\ntrials = 2\n",
@@ -23,7 +23,7 @@ CONFIGS = {
     "wrong type of a value": '[audit]\ntrials = "many"\n',
     "value out of range": "[audit]\ntrials = 0\n",
     "unknown kind": '[model]\nkind = "lenet_zoo"\n',
-    "unknown setting of a method": '[defense]\nkind = "additive_noise"\nsdt = 0.1\n',
+    "unknown setting of a method": '[defense]\nkind = "noise"\nsdt = 0.1\n',
 }
 
 

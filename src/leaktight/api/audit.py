@@ -16,7 +16,6 @@ from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config
 from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.fl.run_folder import open_run
-from leaktight.report.html import write_report
 
 Command = Literal["audit", "tradeoff"]
 
@@ -65,6 +64,8 @@ class PlannedAudit:
                 workers=processes,
                 watcher=watcher,
             )
+            from leaktight.report.html import write_report  # slow to import, and only needed now
+
             write_report(folder.path)
         return summary
 

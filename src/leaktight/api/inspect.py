@@ -21,7 +21,6 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode, Params
 from leaktight.fl.run_folder import open_run
 from leaktight.inspect.run import run_inspection
-from leaktight.report.html import write_report
 
 Tensors: TypeAlias = Path | str | Params
 """Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
@@ -57,6 +56,8 @@ class PlannedInspection:
                 command=called(folder, call or "leaktight.inspect() in Python"),
                 watcher=watcher,
             )
+            from leaktight.report.html import write_report  # slow to import, and only needed now
+
             write_report(folder.path)
         return summary
 

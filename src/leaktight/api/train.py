@@ -15,13 +15,11 @@ from leaktight.config.settings import Config
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.data.dataset import Dataset
-from leaktight.data.holdings import plot_summary
 from leaktight.data.partition import Partition
 from leaktight.engines import inprocess, training
 from leaktight.engines.training import Engine, Row
 from leaktight.fl.federation import Federation
 from leaktight.fl.run_folder import RunFolder, open_run
-from leaktight.report.curves import plot_learning_curve
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,9 @@ class PlannedTraining:
         after_client: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Train what is left of it in the folder `path`, draw its curves, and give its summary."""
+        from leaktight.data.holdings import plot_summary  # matplotlib is slow to import
+        from leaktight.report.curves import plot_learning_curve
+
         if engine not in _ENGINES:
             raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
