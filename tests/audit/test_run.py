@@ -17,7 +17,7 @@ from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
 from leaktight.core.errors import LeaktightError
-from leaktight.fl.run_folder import RunFolder
+from leaktight.results.folder import RunFolder
 
 
 class Told(Watcher):

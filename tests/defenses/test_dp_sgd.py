@@ -30,7 +30,7 @@ from leaktight.engines.training import train
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import assemble
 from leaktight.fl.protocol import FederationPlan
-from leaktight.fl.run_folder import open_run
+from leaktight.results.folder import open_run
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")

@@ -28,7 +28,7 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train
-from leaktight.fl.run_folder import open_run
+from leaktight.results.folder import open_run
 from leaktight.fl.wire import encode
 
 KNOWN = {"delta", "noise_std", "fraction_kept", "fraction_noised", "steps"}

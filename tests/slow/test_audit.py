@@ -16,7 +16,7 @@ from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
 from leaktight.engines.cluster import run_on_ray
 from leaktight.engines.tasks import Runner, run_locally
-from leaktight.fl.run_folder import RunFolder
+from leaktight.results.folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -25,7 +24,8 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.engines.cluster import run_on_ray
 from leaktight.engines.tasks import Runner, run_locally
-from leaktight.fl.run_folder import RunFolder, open_run, without_secrets
+from leaktight.results.folder import RunFolder, open_run, without_secrets
+from leaktight.results.schema import Plain, Summary
 
 PRELOAD = "leaktight.audit.preload"
 
@@ -109,7 +109,7 @@ def _rounds(experiment: Experiment, weigh: bool) -> int:
     return experiment.federation.server.plan.rounds if weigh else experiment.rounds[-1]
 
 
-def _announce(experiment: Experiment, facts: dict[str, Any], console: Console) -> None:
+def _announce(experiment: Experiment, facts: dict[str, Plain], console: Console) -> None:
     """What is about to be done, before it is done."""
     for name, fact in facts.items():
         console.print(f"{name}: {fact}", highlight=False, markup=False, soft_wrap=True)
@@ -158,9 +158,9 @@ def write_run_report(folder: RunFolder) -> Path:
     return write_report(folder.path)
 
 
-def _print(summary: dict[str, Any], folder: RunFolder, report: Path, *, as_json: bool) -> None:
+def _print(summary: Summary, folder: RunFolder, report: Path, *, as_json: bool) -> None:
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
         return
     console = Console()
     print_audit(summary, console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +13,14 @@ from leaktight.audit.run import check_something_ran
 from leaktight.cli.audit import command_line, parse_workers, resumable, write_run_report
 from leaktight.cli.audit_display import VERDICTS, AuditDisplay
 from leaktight.cli.console import print_json
+from leaktight.cli.display import shown
 from leaktight.cli.train import RUNS
 from leaktight.config.inspect import Prepared, Request, prepare
 from leaktight.core.errors import UsageError
 from leaktight.core.types import ImageShape, Mode
-from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
 from leaktight.inspect.run import run_inspection
+from leaktight.results.folder import RunFolder, latest_folder, next_folder, open_run
+from leaktight.results.schema import Summary
 
 __all__ = [
     "Output",
@@ -31,8 +32,6 @@ __all__ = [
     "parse_shape",
     "run_inspect",
 ]
-
-_MISSING = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +126,9 @@ def _announce(prepared: Prepared, console: Console) -> None:
         console.print(f"assumed: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _print(summary: dict[str, Any], folder: RunFolder, report: Path, *, as_json: bool) -> None:
+def _print(summary: Summary, folder: RunFolder, report: Path, *, as_json: bool) -> None:
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
         return
     console = Console()
     print_inspection(summary, console)
@@ -141,41 +140,36 @@ def _print(summary: dict[str, Any], folder: RunFolder, report: Path, *, as_json:
     )
 
 
-def print_inspection(summary: Mapping[str, Any], console: Console) -> None:
+def print_inspection(summary: Summary, console: Console) -> None:
     """A row for each attack, the verdict with its evidence, and the flags."""
     console.print(attacks_table(summary))
     console.print()
-    for verdict in summary["verdicts"]:
-        words, style = VERDICTS[verdict["verdict"]]
-        console.print(f"[bold]{verdict['defense']}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {verdict['because']}", highlight=False, markup=False)
-    for flag in summary["flags"]:
-        where = f" ({flag['cell']['attack']})" if flag["cell"] else ""
+    for verdict in summary.verdicts:
+        words, style = VERDICTS[verdict.verdict]
+        console.print(f"[bold]{verdict.defense}[/]: [{style}]{words}[/]", highlight=False)
+        console.print(f"  {verdict.because}", highlight=False, markup=False)
+    for flag in summary.flags:
+        where = f" ({flag.cell.attack})" if flag.cell else ""
         console.print(
-            f"\n{flag['code']}{where}: {flag['detail']}\n  raised if {flag['raised_if']}; {flag['advice']}",
+            f"\n{flag.code}{where}: {flag.detail}\n  raised if {flag.raised_if}; {flag.advice}",
             highlight=False,
             markup=False,
         )
 
 
-def attacks_table(summary: Mapping[str, Any]) -> Table:
+def attacks_table(summary: Summary) -> Table:
     """The attack's own loss and labels; scores and the best guess without the update where the truth is known."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    scores = ("PSNR dB", "SSIM", "blind SSIM") if summary["truth_given"] else ()
+    scores = ("PSNR dB", "SSIM", "blind SSIM") if summary.truth_given else ()
     for column in ("attack", "first loss", "last loss", *scores, "labels"):
         table.add_column(column, justify="left" if column in ("attack", "labels") else "right")
-    for cell in summary["cells"]:
-        if cell["role"] != "attack":
+    for cell in summary.cells:
+        if cell.role != "attack":
             continue
-        figures = [_number(cell[key], "{:.3g}") for key in ("first_loss", "loss")]
-        if summary["truth_given"]:
-            psnr, ssim = (None if cell[name] is None else cell[name]["mean"] for name in ("psnr", "ssim"))
-            blind = cell["control"]["ssim"]
-            figures += [_number(psnr, "{:.1f}"), _number(ssim, "{:.3f}"), _number(blind, "{:.3f}")]
-        labels = "failed" if cell["failed"] else ",".join(map(str, cell["labels"] or ()))
-        table.add_row(cell["attack"], *figures, labels)
+        figures = [shown(loss, "{:.3g}") for loss in (cell.first_loss, cell.loss)]
+        if summary.truth_given:
+            ssim = (cell.mean_of("ssim"), cell.control.get("ssim"))
+            figures += [shown(cell.mean_of("psnr"), "{:.1f}"), *(shown(each, "{:.3f}") for each in ssim)]
+        labels = "failed" if cell.failed else ",".join(map(str, cell.labels or ()))
+        table.add_row(cell.attack, *figures, labels)
     return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return _MISSING if value is None else form.format(value)

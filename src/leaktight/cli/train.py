@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from leaktight.cli.console import print_json, print_table
-from leaktight.cli.display import TrainingDisplay, defense_line, human_bytes, rounds_table
+from leaktight.cli.display import TrainingDisplay, defense_line, human_bytes, rounds_table, shown
 from leaktight.config.scenario import build_federation, centralised, load_data
 from leaktight.config.settings import Config, kind_of, load_config
 from leaktight.core.errors import DataError, UsageError, suggestion
@@ -21,8 +21,10 @@ from leaktight.data.holdings import plot_summary, text_summary
 from leaktight.data.published import SOURCES
 from leaktight.engines import inprocess
 from leaktight.engines.training import Engine, train
-from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder, open_run
 from leaktight.report.curves import plot_learning_curve
+from leaktight.report.words import percent
+from leaktight.results.folder import RunFolder, latest_folder, next_folder, open_run
+from leaktight.results.schema import UNDEFENDED, TrainingSummary
 
 RUNS = Path("runs")
 
@@ -72,7 +74,7 @@ def run_training(
         except KeyboardInterrupt:
             errors.print(f"stopped; go on with the same command and --resume --out {folder.path}", highlight=False)
             raise
-        plot_learning_curve(folder.summary, folder.path / "curve.png")
+        plot_learning_curve(summary, folder.path / "curve.png")
     _print_training(summary, folder, as_json=as_json)
 
 
@@ -147,21 +149,21 @@ def run_path(command: str, config: Config, out: Path | None, resume: bool) -> Pa
     return latest_folder(RUNS, command, config.to_toml()) if resume else next_folder(RUNS, command)
 
 
-def _print_training(summary: dict[str, Any], folder: RunFolder, *, as_json: bool) -> None:
+def _print_training(summary: TrainingSummary, folder: RunFolder, *, as_json: bool) -> None:
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
         return
     console = Console()
-    console.print(rounds_table(summary["rounds"][-5:]))
-    uploaded = sum(row["bytes_up"] for row in summary["rounds"])
+    console.print(rounds_table(summary.rounds[-5:]))
+    uploaded = sum(row.bytes_up for row in summary.rounds)
     console.print(
-        f"final accuracy {100 * summary['final']['accuracy']:.2f} %, loss {summary['final']['loss']:.4f}, "
-        f"{summary['seconds']:.1f} s, {human_bytes(uploaded)} sent by clients",
+        f"final accuracy {percent(summary.final.accuracy, 2)}, loss {shown(summary.final.loss, '{:.4f}')}, "
+        f"{summary.seconds:.1f} s, {human_bytes(uploaded)} sent by clients",
         highlight=False,
         soft_wrap=True,
     )
-    if summary["defense"]["kind"] != "none":
-        console.print(defense_line(summary["defense"]), highlight=False, soft_wrap=True)
+    if summary.defense.kind != UNDEFENDED:
+        console.print(defense_line(summary.defense), highlight=False, soft_wrap=True)
     console.print(f"results: {folder.summary}   curve: {folder.path / 'curve.png'}", highlight=False, soft_wrap=True)
 
 

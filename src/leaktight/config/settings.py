@@ -21,8 +21,8 @@ from leaktight.audit.settings import AuditSettings
 from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, PARTITIONS
 from leaktight.config.toml import as_list, build, checked, choose, choose_all, kind_of, one_or_all, plain, settings_of
 from leaktight.core.errors import ConfigError, suggestion
+from leaktight.core.keys import parse_key
 from leaktight.core.protocols import Aggregator, Attack, Defense
-from leaktight.core.rng import parse_key
 from leaktight.core.threat import ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.data.dataset import DatasetSource
