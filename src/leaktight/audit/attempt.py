@@ -9,10 +9,13 @@ from typing import TypeAlias
 
 from leaktight.core.errors import LeaktightError
 from leaktight.engines.tasks import Job
-from leaktight.results.schema import Ledger, Trial, TrialHead, TrialOutcome
+from leaktight.results.schema import Trial, TrialHead, TrialOutcome
 
 Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
 """What a trial gave, and its pictures by their paths in the run's folder."""
+
+_NOTHING = {name: value for name, value in TrialOutcome() if name not in ("labels", "metrics")}
+"""What is written of every trial, failed ones included."""
 
 
 def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Job:
@@ -22,7 +25,7 @@ def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Job:
         warnings.simplefilter("always")
         outcome, pictures = _outcome(run)
     said = sorted({str(each.message).splitlines()[0] for each in warned if each.category is UserWarning})
-    done = {**head.facts(), **outcome.facts(), "seconds": time.perf_counter() - began, "warnings": said}
+    done = {**_NOTHING, **head.facts(), **outcome.facts(), "seconds": time.perf_counter() - began, "warnings": said}
     return {"trial": Trial.model_validate(done).model_dump_json(exclude_unset=True), "pictures": dict(pictures)}
 
 
@@ -40,21 +43,7 @@ def _outcome(run: Callable[[], Attempted]) -> Attempted:
     try:
         return run()
     except LeaktightError as error:
-        return _failed(" ".join(str(error).split())), {}
+        return TrialOutcome(status="failed", error=" ".join(str(error).split())), {}
     except Exception as error:  # one trial must not take the others with it
         first = (str(error) or "no message").splitlines()[0]
-        return _failed(f"{type(error).__name__}: {first}"), {}
-
-
-def _failed(reason: str) -> TrialOutcome:
-    return TrialOutcome(
-        status="failed",
-        error=reason,
-        ledger=Ledger(),
-        scores={},
-        label_accuracy=None,
-        loss=None,
-        first_loss=None,
-        update_changed=None,
-        images=None,
-    )
+        return TrialOutcome(status="failed", error=f"{type(error).__name__}: {first}"), {}

@@ -94,8 +94,6 @@ class Site:
         ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
         true, guess = picture_paths(spec.id)
         outcome = TrialOutcome(
-            status="done",
-            error=None,
             ledger=ledger,
             scores=judged.scores,
             metrics=judged.notes,

@@ -113,8 +113,6 @@ class Inspection:
         true_path, guess_path = picture_paths(name)
         height, width = found.guess.inputs.shape[-2:]
         outcome = TrialOutcome(
-            status="done",
-            error=None,
             ledger=ledger,
             scores=judged.scores if judged else dict.fromkeys(METRICS),
             metrics=judged.notes if judged else {},
@@ -122,7 +120,6 @@ class Inspection:
             labels=tuple(found.guess.targets.tolist()),
             loss=found.loss,
             first_loss=first[0] if first else None,
-            update_changed=None,
             images=Pictures(
                 truth=true_path if judged else None,
                 guess=guess_path,

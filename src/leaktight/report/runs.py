@@ -38,11 +38,8 @@ class Run:
         return self.path.resolve().name
 
     def trials_of(self, cell: Cell) -> list[Trial]:
-        """The trials behind a cell: those that it names, else those that match it."""
-        if cell.trial_ids:
-            named = set(cell.trial_ids)
-            return [trial for trial in self.trials if trial.id in named]
-        return [trial for trial in self.trials if _cell_of(trial) == _cell_of(cell)]
+        """The trials behind a cell."""
+        return [trial for trial in self.trials if trial.id in cell.trial_ids]
 
 
 def load_run(path: Path) -> Run:
@@ -57,7 +54,7 @@ def load_run(path: Path) -> Run:
                 f"the run in {path} has no finished trial yet; go on with its command and --resume --out {path}"
             )
         raise UsageError(f"{path} is not a run: it has neither summary.json nor trials.jsonl; name a folder below runs")
-    environment = read_environment(path) or Environment()
+    environment = read_environment(path)
     told = summary.command if summary else ""
     return Run(
         path=path,
@@ -70,14 +67,11 @@ def load_run(path: Path) -> Run:
     )
 
 
-def _cell_of(record: Trial | Cell) -> tuple[object, ...]:
-    return record.defense, record.attack, record.role, record.adaptive, record.threat
-
-
 def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        groups.setdefault(_cell_of(trial), []).append(trial)
+        cell = (trial.defense, trial.attack, trial.role, trial.adaptive, trial.threat)
+        groups.setdefault(cell, []).append(trial)
     return Summary(
         schema_version=SCHEMA_VERSION,
         run=str(path),

@@ -92,9 +92,10 @@ def read_summary(folder: Path) -> Summary | None:
     return parse(Summary, content, str(file))
 
 
-def read_environment(folder: Path) -> Environment | None:
-    content = read_file(folder / "environment.json")
-    return None if content is None else parse(Environment, content, str(folder / "environment.json"))
+def read_environment(folder: Path) -> Environment:
+    """Empty if there is none."""
+    file = folder / "environment.json"
+    return parse(Environment, read_file(file) or b"{}", str(file))
 
 
 def read_text(path: Path) -> str:
