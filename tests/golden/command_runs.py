@@ -31,7 +31,7 @@ Parts = Mapping[str, Any]
 Run = Callable[[], Parts]
 
 NOT_NUMBERS = {
-    *("schema_version", "run", "command", "images"),  # versions and paths
+    *("schema_version", "run", "command", "images", "metrics"),  # versions, paths, which way metrics leak
     *("because", "advice", "detail", "raised_if", "warnings", "error", "assumed"),  # sentences
     "attack_settings",  # how an attack is put together, which is to change
 }

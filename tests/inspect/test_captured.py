@@ -116,7 +116,7 @@ def captured(
 
 
 def codes(seen: Captured) -> set[str]:
-    return {flag["code"] for flag in check_capture(seen)}
+    return {flag.code for flag in check_capture(seen)}
 
 
 def delta(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -327,7 +327,7 @@ def test_a_normalisation_that_nobody_stated_is_found(tmp_path: Path) -> None:
     for wrong, words in ((silent, "MNIST (--mean 0.1307 --std 0.3081)"), (wrongly, "none")):
         found = check_truth(wrong, example())
         assert found is not None
-        assert f"with normalisation {words} it is 1.000" in found["detail"]
+        assert f"with normalisation {words} it is 1.000" in found.detail
 
 
 def test_a_wrong_mode_is_found_by_the_truth(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_wrong_mode_is_found_by_the_truth(tmp_path: Path) -> None:
     assert check_truth(right, example()) is None
     found = check_truth(wrong, example())
     assert found is not None
-    assert "--mode train it is 1.000" in found["detail"]
+    assert "--mode train it is 1.000" in found.detail
 
 
 def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:

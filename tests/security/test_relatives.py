@@ -17,6 +17,7 @@ from tests.security.scan import ALIKE, Numbers
 from tests.security.scenes import Overheard, overhearing
 from torch import Tensor
 
+from leaktight.audit.attempt import finished
 from leaktight.audit.experiment import Site
 from leaktight.audit.plan import AttackEntry, Experiment
 from leaktight.core.protocols import Attack, Defense, Progress
@@ -137,7 +138,7 @@ def audited(tmp_path: Path) -> tuple[Experiment, Walker]:
         experiment = replace(experiment, attacks=(AttackEntry("walker", {}, walker),))
         spec = next(each for each in experiment.trials if each.defense.name == "noise" and each.trial == 0)
         result = Site(experiment)({"id": spec.id})
-    assert result["line"]["error"] is None
+    assert finished(result)[0].error is None
     return experiment, walker
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -26,11 +26,10 @@ from leaktight.fl.federation import Federation, defended
 from leaktight.metrics import METRICS
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource
+from leaktight.results.schema import UNDEFENDED, Role
 
-Role = Literal["attack", "control"]
 T = TypeVar("T")
 
-UNDEFENDED = "none"
 RANDOM_INITS = ("default", "wide", "kaiming")
 
 

@@ -65,7 +65,7 @@ def command(
     with resumable(path, errors), AuditDisplay(planned.rounds, errors) as display:
         summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
     else:
         console = Console()
         print_audit(summary, console)

@@ -61,6 +61,6 @@ def command(
         say(errors, f"stopped; go on with the same command and --resume --out {path}")
         raise
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
     else:
         print_training(summary, path)

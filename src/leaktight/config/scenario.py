@@ -6,8 +6,8 @@ import secrets
 from dataclasses import replace
 
 from leaktight.config.settings import Config
+from leaktight.core.keys import KEY_BYTES
 from leaktight.core.rng import Rng
-from leaktight.core.secret import KEY_BYTES
 from leaktight.data.dataset import Dataset, data_root
 from leaktight.data.partition import Partition, Pooled
 from leaktight.fl.federation import Federation, assemble

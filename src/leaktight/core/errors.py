@@ -58,6 +58,10 @@ class RefusedError(LeaktightError):
     """A client does not train on the model that it was sent."""
 
 
+class ResultsError(UsageError):
+    """A result file that is damaged, not Leaktight's, or of a later version."""
+
+
 class CheckpointError(LeaktightError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 
