@@ -26,7 +26,7 @@ from leaktight.data.dataset import Dataset, DatasetSource
 from leaktight.data.files import MissingDataError
 from leaktight.data.partition import Partition
 from leaktight.data.sources import data_root
-from leaktight.data.words import Iiit5k, Synth90k
+from leaktight.data.words.collections import Iiit5k, Synth90k
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import evaluate
