@@ -340,8 +340,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "outpost": Entry(
             "leaktight.defenses.outpost:Outpost",
-            "Prunes small gradients, then adds noise where the Fisher information is high; ever more rarely, step "
-            "by step.",
+            "Prunes small gradients, then adds noise where the Fisher information is high; less often at later steps.",
         ),
         "dp_sgd": Entry(
             "leaktight.defenses.dp_sgd:DpSgd",
@@ -350,8 +349,8 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "fed_cdp": Entry(
             "leaktight.defenses.fed_cdp:FedCdp",
-            "Clips the gradient of each example layer by layer, to a norm that may shrink over the rounds, and "
-            "adds noise.",
+            "Clips the gradient of each example layer by layer, to a norm that may decay over the rounds, and adds "
+            "noise.",
         ),
         "client_dp": Entry(
             "leaktight.defenses.client_dp:ClientDp",
@@ -364,7 +363,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "stack": Entry(
             "leaktight.defenses.stack:Stack",
-            "Several defenses in order: each acts on what the ones before it left.",
+            "Several defenses in order: each acts on the output of the one before.",
         ),
         "lrp": Entry(
             "leaktight.defenses.lrp:Lrp",

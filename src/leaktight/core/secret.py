@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leaktight.core.tensors import unflattened
 from leaktight.core.types import Params
 
 Numbers: TypeAlias = NDArray[Any]
@@ -111,7 +112,7 @@ class SecretStream:
         wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
         draw = self.normal if law == "normal" else self.laplace
         count = sum(tensor.numel() for tensor in tensors.values())
-        return _split(torch.from_numpy(draw(count, np.float64 if wide else np.float32)), tensors)
+        return unflattened(torch.from_numpy(draw(count, np.float64 if wide else np.float32)), tensors)
 
     def _words(self, count: int, word: np.dtype[Any]) -> Numbers:
         """Whole numbers of this type, every bit of them random: the keystream over zeros, in place."""
@@ -163,7 +164,7 @@ def released(tensors: Params, noise_std: float, stream: SecretStream) -> dict[st
         noisy *= 1 / spacing
         np.rint(noisy, out=noisy)
         np.multiply(noisy, spacing, out=part, casting="same_kind")
-    return _split(flat, tensors)
+    return unflattened(flat, tensors)
 
 
 def grid_spacing(noise_std: float) -> float:
@@ -192,9 +193,3 @@ def _apply(function: Literal["log", "sqrt", "cos", "sin"], values: Numbers, out:
         getattr(np, function)(values, out=out)
     else:
         getattr(torch, function)(torch.from_numpy(values), out=torch.from_numpy(out))
-
-
-def _split(flat: Tensor, like: Params) -> dict[str, Tensor]:
-    """A vector as tensors with the names, shapes, types and places of others."""
-    parts = flat.split([tensor.numel() for tensor in like.values()])
-    return {name: part.view(tensor.shape).to(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,16 @@ _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
 class Penalised(NamedTuple):
     """What a model returns when a term of its own (a KL divergence, say) joins the loss."""
 
-    outputs: Any
+    outputs: Tensor
     penalty: Tensor  # (N,), added to the loss of each example
 
 
 class Task(Protocol):
     """`loss` is differentiable and per example; `correct` says which examples are right."""
 
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor: ...
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
-    def correct(self, outputs: Any, targets: Tensor) -> Tensor: ...
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class WordRecognition:
         return words[:, :steps]
 
 
-def example_losses(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+def example_losses(task: Task, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
     """The loss of each example (N,), the model's own penalty included."""
     if isinstance(outputs, Penalised):
         return task.loss(outputs.outputs, targets) + outputs.penalty
     return task.loss(outputs, targets)
 
 
-def correct_examples(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+def correct_examples(task: Task, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
     """Which examples are right (N,), as booleans."""
     plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
     return task.correct(plain, targets).to(torch.bool)

@@ -40,6 +40,12 @@ def add(left: Params, right: Params, *, scale: float = 1.0) -> dict[str, Tensor]
     return {name: tensor + scale * right[name] if name in right else tensor for name, tensor in left.items()}
 
 
+def unflattened(flat: Tensor, like: Params) -> dict[str, Tensor]:
+    """A vector as tensors with the names, shapes, types and devices of `like`."""
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape).to(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+
+
 def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
     """The sum of squares over all tensors, added up tensor by tensor in float64.
 
