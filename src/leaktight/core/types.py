@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,24 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+class HiddenBatch(Batch):
+    """A batch that a defense must not read: every access raises `error`, but for the length if `size` is given."""
+
+    _error: Exception
+    _size: int | None
+
+    def __init__(self, error: Exception, size: int | None = None) -> None:
+        self.__dict__.update(_error=error, _size=size)  # a batch is frozen
+
+    def __len__(self) -> int:
+        if self._size is None:
+            raise self._error
+        return self._size
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from leaktight.core.protocols import (
     Step,
 )
 from leaktight.core.rng import Rng
-from leaktight.core.types import Batch, Params, State, Update
+from leaktight.core.types import Batch, HiddenBatch, Params, State, Update
 
 _SEPARATOR = ":"
 
@@ -190,19 +190,6 @@ def _no_per_example(asking: str, changed_by: str) -> Callable[[], Params]:
     return refuse
 
 
-class _HiddenBatch(Batch):
-    """Replaces a batch once its gradient is private: it has a size, and everything else is an error."""
-
-    def __init__(self, size: int, error: OutsideBudgetError) -> None:
-        self.__dict__.update(size=size, error=error)  # a batch is frozen
-
-    def __len__(self) -> int:
-        return int(self.__dict__["size"])
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise self.__dict__["error"]
-
-
 def _without_examples(step: Step, asking: str, private: str) -> Step:
     error = OutsideBudgetError(
         f"{asking} reads the examples after {private} in the stack, which the epsilon of {private} does not count; "
@@ -212,7 +199,7 @@ def _without_examples(step: Step, asking: str, private: str) -> Step:
     def refuse(params: Params, batch: Batch) -> NoReturn:
         raise error
 
-    return replace(step, batch=_HiddenBatch(len(step.batch), error), loss=refuse)
+    return replace(step, batch=HiddenBatch(error, len(step.batch)), loss=refuse)
 
 
 def _addressed(conversation: Conversation[None], name: str) -> Generator[Questions, Answers, None]:
