@@ -75,7 +75,7 @@ def run_training(request: Request) -> None:
             if not errors.is_terminal:
                 errors.print(f"epoch {epoch} of {epochs}: losses {critic:.3f} and {generator:.3f}")
 
-        network = training.train(public, rng=Rng(request.seed).child("generator"), watch=watch)
+        network = training.train(public, rng=Rng(request.seed).child("generator"), after_epoch=watch)
     notes = _notes(config, training, public, request.seed)
     replace_atomically(request.out, lambda path: save_file(_tensors(network), path, metadata=notes))
     replace_atomically(sheet, _drawing(request.out, request.seed))

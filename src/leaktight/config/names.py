@@ -308,8 +308,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
     "defenses": {
         "none": Entry(
             "leaktight.core.protocols:Defense",
-            "No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers "
-            "is `state`.",
+            "No defense: every hook is the identity. A subclass has its settings as fields, and its memory in `state`.",
         ),
         "noise": Entry(
             "leaktight.defenses.noise:AdditiveNoise",

@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of either."""
+"""Atomic writing of files: a crash leaves the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leaktight.core.errors import LeaktightError
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file by a complete new one, or leave it as it is."""
+    """Write a file atomically."""
     data = content.encode() if isinstance(content, str) else content
 
     def fill(temporary: Path) -> None:
@@ -21,7 +21,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_private(path: Path, content: bytes | str) -> None:
-    """Replace a file by one that its owner alone can read."""
+    """Write a file atomically that only its owner can read."""
     data = content.encode() if isinstance(content, str) else content
 
     def fill(temporary: Path) -> None:
@@ -32,7 +32,7 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 
 def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a file beside `path` (same suffix), then put it in place of `path` in one step."""
+    """Write a file atomically: `fill` writes a temporary one in the same folder, which then replaces `path`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:

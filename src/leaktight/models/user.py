@@ -1,4 +1,4 @@
-"""A network of the user's own, named as "module:function"."""
+"""A user's own network, given as "module:function"."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -19,11 +18,11 @@ from leaktight.core.types import ImageShape
 
 @dataclass(frozen=True, kw_only=True)
 class UserModel:
-    """What a function of the user's returns.
+    """The network that a user's function returns.
 
-    target: "package.module:function"; modules in the current folder are found. The function gets `shape`
+    target: "package.module:function", installed or in the current folder. The function gets `shape`
     (channels, height, width) and `num_classes` if it has parameters of these names, and returns an `nn.Module` that
-    takes images (N, C, H, W) in [0, 1]; it normalises them itself.
+    takes images (N, C, H, W) in [0, 1] and normalises them itself.
     """
 
     target: str
@@ -36,14 +35,14 @@ class UserModel:
 
 
 def check_target(target: str) -> None:
-    """Raise ValueError unless it reads as "package.module:function"."""
+    """Raise ValueError unless `target` has the form "package.module:function"."""
     module, colon, function = target.partition(":")
     if not (module and colon and function):
         raise ValueError(f'expected target as "package.module:function", got {target!r}')
 
 
-def built_by(target: str, known: dict[str, Any]) -> nn.Module:
-    """The network that "package.module:function" returns; the function gets those of `known` that it has a name for."""
+def built_by(target: str, known: dict[str, object]) -> nn.Module:
+    """The network that "package.module:function" returns; it gets those of `known` that it has parameters for."""
     with _working_folder_importable():
         function = _function(target)
         arguments = _arguments(target, function, known)
@@ -76,7 +75,7 @@ def _function(target: str) -> Callable[..., object]:
     return function
 
 
-def _arguments(target: str, function: Callable[..., object], known: dict[str, Any]) -> dict[str, Any]:
+def _arguments(target: str, function: Callable[..., object], known: dict[str, object]) -> dict[str, object]:
     """The arguments that the function's signature accepts by name."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -86,10 +85,10 @@ def _arguments(target: str, function: Callable[..., object], known: dict[str, An
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
-    strange = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
-    if strange:
+    required = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
+    if required:
         raise ModelError(
-            f"expected {target} to need no more than {' and '.join(known)}, got {', '.join(strange)}; "
+            f"expected {target} to need no more than {' and '.join(known)}, got {', '.join(required)}; "
             "give the others a default"
         )
     return {name: value for name, value in known.items() if name in by_name}
@@ -101,7 +100,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _working_folder_importable() -> Iterator[None]:
-    """The current folder first on the import path, for a while: an installed command does not have it there."""
+    """Put the current folder first on the import path inside the block; an installed command does not have it."""
     before = list(sys.path)
     sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
