@@ -25,7 +25,7 @@ from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset, DatasetSource, data_root
 from leaktight.data.files import MissingDataError
 from leaktight.data.partition import Partition
-from leaktight.data.words import Iiit5k, Synth90k
+from leaktight.data.words.collections import Iiit5k, Synth90k
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import evaluate

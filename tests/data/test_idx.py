@@ -110,7 +110,7 @@ GOOD = idx(np.arange(12).reshape(3, 2, 2))
         (GOOD[:-1], r"expected 12 bytes of data for sizes \(3, 2, 2\), got only 11"),
         (GOOD + b"x", "expected 12 bytes of data .* got more"),
         (GOOD[:9], "expected 3 sizes after the magic"),
-        (b"", r"magic 00000803\), got magic of an empty file"),
+        (b"", r"magic 00000803\), got magic nothing"),
         (b"\x00\x00\x08\x01" + GOOD[4:], "got magic 00000801"),
         (b"\x00\x00\x0d\x03" + GOOD[4:], "got magic 00000d03"),
         (gzip.compress(GOOD, mtime=0), "got magic 1f8b"),
@@ -143,5 +143,5 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
     }[damage]
     path = tmp_path / "images.gz"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"images\.gz: expected a sound file, got .*; fetch it again"):
+    with pytest.raises(DataError, match=r"images\.gz: expected an undamaged file, got .*; fetch it again"):
         read_idx(path, 3)

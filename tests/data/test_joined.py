@@ -9,9 +9,9 @@ import torch
 from leaktight.core.errors import DataError
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.types import Examples
-from leaktight.data.alphabet import ALPHABET, decode_words, encode_words
 from leaktight.data.dataset import Dataset
 from leaktight.data.joined import Joined
+from leaktight.data.words.images import ALPHABET, decode_words, encode_words
 
 
 @dataclass(frozen=True)

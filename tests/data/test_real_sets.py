@@ -16,7 +16,8 @@ from leaktight.data.embedded import Digits
 from leaktight.data.folders import Imagenet, Lfw, TinyImagenet
 from leaktight.data.idx import FashionMnist, Mnist
 from leaktight.data.joined import Joined
-from leaktight.data.words import Iiit5k, Synth90k, decode_words
+from leaktight.data.words.collections import Iiit5k, Synth90k
+from leaktight.data.words.images import decode_words
 
 SETS: list[tuple[str, DatasetSource, tuple[int, int], tuple[int, int, int], int]] = [
     ("mnist", Mnist(), (60000, 10000), (1, 28, 28), 10),

@@ -21,7 +21,7 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Examples, State, Update
 from leaktight.data.embedded import Digits
 from leaktight.data.partition import Iid
-from leaktight.defenses.fedkl import FedKl, Holding, score_keys
+from leaktight.defenses.fedkl import FedKl, LockContent, score_keys
 from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
@@ -276,8 +276,8 @@ def test_the_own_lock_opens_the_model_and_no_other_does() -> None:
         name: score_keys(federation.client(name), broadcast, final.clients, rng=replayed(5).child(name))
         for name in federation.shares
     }
-    holdings: tuple[Holding, ...] = ("own", "random", "random_key", "zero")
-    own, random, random_key, zero = ([each[holding].accuracy for each in scores.values()] for holding in holdings)
+    contents: tuple[LockContent, ...] = ("own", "random", "random_key", "zero")
+    own, random, random_key, zero = ([each[content].accuracy for each in scores.values()] for content in contents)
     assert min(own) > 0.8
     assert max(random) < 0.35
     assert min(random_key) > 0.6

@@ -36,7 +36,7 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Examples, Observation, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.engines import inprocess
-from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play as play_on_flower
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.metrics import METRICS, MetricUnavailable, Resources
@@ -135,7 +135,7 @@ def in_process(federation: Federation) -> Mapping[str, Any]:
 def on_flower(federation: Federation) -> Mapping[str, Any]:
     """The same on Flower, with nodes that answer in this process."""
     scores: list[Any] = []
-    app = client_app(lambda message, context: Home(federation, None, True))
+    app = client_app(lambda message, context: NodeSettings(federation, None, True))
     grid = LocalGrid(app, nodes(len(federation.shares)))
     final = play_on_flower(grid, federation, run="a", after_round=lambda outcome, _: scores.append(outcome.score))
     return _trained(final, scores)

@@ -120,7 +120,7 @@ def test_training_is_the_same_for_the_same_seed(kind: Any) -> None:
     training = GanTraining(kind=kind, epochs=2, batch_size=16, latent=4, width=4)
     told: list[int] = []
     first, again, other = (
-        training.train(digits(40), rng=replayed(seed), watch=lambda epoch, critic, generator: told.append(epoch))
+        training.train(digits(40), rng=replayed(seed), after_epoch=lambda epoch, critic, generator: told.append(epoch))
         for seed in (0, 0, 1)
     )
     assert told == [1, 2] * 3

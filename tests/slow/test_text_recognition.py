@@ -13,8 +13,8 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
 from leaktight.core.protocols import Aggregator
 from leaktight.core.types import Examples
-from leaktight.data.alphabet import decode_words
-from leaktight.data.words import Iiit5k
+from leaktight.data.words.collections import Iiit5k
+from leaktight.data.words.images import decode_words
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import evaluate

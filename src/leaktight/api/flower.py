@@ -22,7 +22,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.keys import parse_key
 from leaktight.engines.flower.guarding import guard_mod
 from leaktight.engines.flower.mods import defense_mod
-from leaktight.engines.flower.node import Home
+from leaktight.engines.flower.node import NodeSettings
 from leaktight.engines.flower.node import client_app as make_client_app
 from leaktight.engines.flower.recording import record_updates
 from leaktight.engines.flower.server import make_server_app, play, run_name
@@ -94,11 +94,11 @@ def _played(
     return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
 
 
-def _home(config: str, message: Message, context: Context) -> Home:
+def _home(config: str, message: Message, context: Context) -> NodeSettings:
     node = context.node_config
     folder, key = node.get("state-dir"), node.get("secret-seed")
     federation = _held(config, str(node.get("data-root", "")))
-    return Home(
+    return NodeSettings(
         federation.keyed(parse_key(str(key))) if key else federation,
         Path(str(folder)) if folder else None,
         reproducible=bool(key),

@@ -58,7 +58,7 @@ class PlannedGenerator:
     def run(self, watch: Callable[[int, float, float], None]) -> TrainedGenerator:
         """Train it and write its files. watch: called after each epoch with its number and both losses."""
         start, sheet = time.perf_counter(), self.out.with_suffix(".png")
-        network = self.training.train(self.public, rng=Rng(self.seed).child("generator"), watch=watch)
+        network = self.training.train(self.public, rng=Rng(self.seed).child("generator"), after_epoch=watch)
         notes = _notes(self.config, self.training, self.public, self.seed)
         replace_atomically(self.out, lambda path: save_file(_tensors(network), path, metadata=notes))
         replace_atomically(sheet, _drawing(self.out, self.seed))

@@ -1,4 +1,4 @@
-"""What a model is trained for: how its outputs are scored against the targets."""
+"""Tasks: the loss and the accuracy of a model's outputs, given the targets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
 
 
 class Penalised(NamedTuple):
-    """What a model returns when a term of its own (a KL divergence, say) joins the loss."""
+    """Outputs of a model that adds a term (such as a KL divergence) to the loss."""
 
-    outputs: Any
+    outputs: Tensor
     penalty: Tensor  # (N,), added to the loss of each example
 
 
@@ -86,8 +86,8 @@ class Classification(Task):
 class WordRecognition(Task):
     """CTC on log-probabilities (N, T, blank + 1). Targets are words (N, L) of symbol numbers, padded with -1.
 
-    The sum over alignments is written out step by step: PyTorch's own CTC has no second derivative, which attacks that
-    match gradients need. It is used where the first is enough. A word that does not fit into T steps has loss 0.
+    The sum over alignments is computed step by step, because PyTorch's CTC has no second derivative, which gradient
+    matching needs; PyTorch's is used where the first is enough. A word that does not fit into T steps has loss 0.
     Reference: Graves et al., Connectionist Temporal Classification, ICML 2006.
     """
 
@@ -141,7 +141,7 @@ class WordRecognition(Task):
         return torch.cat([F.pad(words, (0, width - words.shape[1]), value=-1) for words in targets])
 
     def decode(self, outputs: Tensor) -> Tensor:
-        """The likeliest symbol of each step, repeats merged and blanks left out: words (N, T) padded with -1."""
+        """The most likely symbol of each step, with repeats merged and without blanks: words (N, T) padded with -1."""
         best = outputs.argmax(2)
         count, steps = best.shape
         kept = (best != self.blank) & (best != F.pad(best[:, :-1], (1, 0), value=self.blank))
@@ -150,14 +150,14 @@ class WordRecognition(Task):
         return words[:, :steps]
 
 
-def example_losses(task: Task, outputs: Any, targets: Tensor) -> Tensor:
-    """The loss of each example (N,), the model's own penalty included."""
+def example_losses(task: Task, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
+    """The loss of each example (N,), including the model's penalty."""
     if isinstance(outputs, Penalised):
         return task.loss(outputs.outputs, targets) + outputs.penalty
     return task.loss(outputs, targets)
 
 
-def correct_examples(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+def correct_examples(task: Task, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
     """Which examples are right (N,), as booleans."""
     plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
     return task.correct(plain, targets).to(torch.bool)

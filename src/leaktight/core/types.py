@@ -1,10 +1,10 @@
-"""The values that move through a federation. All of them are immutable; tensors in them are never written to."""
+"""The values of a federation. All are immutable; their tensors are never written to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch import Tensor, nn
 
@@ -20,12 +20,12 @@ Params = Mapping[str, Tensor]
 """Tensors by parameter name, in the order of the model."""
 
 State = Mapping[str, Any]
-"""What a defense or an aggregator remembers: nested mappings of tensors, numbers, strings, bytes and None."""
+"""The state of a defense or an aggregator: nested mappings of tensors, numbers, strings, bytes and None."""
 
 UpdateKind = Literal["gradient", "delta"]
 
 Mode = Literal["train", "eval"]
-"""How batch normalisation and dropout run."""
+"""The mode of batch normalisation and dropout."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,24 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+class HiddenBatch(Batch):
+    """A batch that a defense must not read: every access raises `error`, but for the length if `size` is given."""
+
+    _error: Exception
+    _size: int | None
+
+    def __init__(self, error: Exception, size: int | None = None) -> None:
+        self.__dict__.update(_error=error, _size=size)  # a batch is frozen
+
+    def __len__(self) -> int:
+        if self._size is None:
+            raise self._error
+        return self._size
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,8 @@ class Examples:
 class Broadcast:
     """What the server sends to a client at the start of a round.
 
-    model: the network itself, where a server hands out another than the one agreed on; None, as honest ones send it,
-    is the client's own. It travels within one process only.
+    model: a network that a malicious server sends in place of the one agreed on; None for an honest server. It cannot
+    leave the process.
     """
 
     params: Params
@@ -92,14 +110,14 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Update:
-    """What leaves a client, and all that leaves it.
+    """Everything that leaves a client in a round.
 
     tensors: by parameter name; a defense may withhold names or replace values.
     kind: "gradient" of one batch, or "delta", the local parameters minus those received.
-    num_examples: how many examples stand behind it; None where the aggregator does not need it or a defense hides it.
-    buffers: batch-norm statistics after training; None where they are not sent.
+    num_examples: the number of examples used; None if the aggregator does not need it or a defense hides it.
+    buffers: batch-norm statistics after training; None if they are not sent.
     metrics: figures that the aggregator needs (the training loss, for FedBoosting).
-    sealed: what takes the place of tensors and buffers where the aggregator has them encrypted.
+    sealed: the encrypted tensors and buffers, with an aggregator that encrypts them.
     """
 
     tensors: Params
@@ -112,9 +130,9 @@ class Update:
 
 @dataclass(frozen=True)
 class Truth:
-    """What really happened at a client in one round. Only the judge may look at it.
+    """The private data of a client's round. Only the scoring of attacks may read it.
 
-    examples: every example that was used, once. steps: for each local step the places in `examples` of its batch.
+    examples: every example that was used, once. steps: for each local step the indices of its batch in `examples`.
     learning_rates: the rate of each step.
     """
 
@@ -125,7 +143,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class ClientTrace:
-    """One client's part of a round, seen from nowhere: what it sent, and the truth behind it."""
+    """One client's part of a round, including ground truth."""
 
     update: Update
     truth: Truth
@@ -133,7 +151,7 @@ class ClientTrace:
 
 @dataclass(frozen=True)
 class RoundTrace:
-    """Everything that happened in a round, truth included. It never reaches an attack; `ThreatModel.observe` does that.
+    """A whole round, including ground truth. It never reaches an attack, which gets `ThreatModel.observe` of it.
 
     aggregate: the change that the server applied, as an update over all examples of the round.
     """
@@ -153,13 +171,12 @@ class RoundTrace:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the adversary has. A fact that the threat model does not disclose is None.
+    """What the attacker has. A fact that the threat model does not disclose is None.
 
-    labels: the targets of the client's examples, sorted, so that their order tells nothing; where the number of
-    examples is not known, every target that occurs, once.
-    batch_size: the number of examples behind the update, told or sent along.
+    labels: the targets of the client's examples, sorted; each distinct one once if the number of examples is unknown.
+    batch_size: the number of examples of the update, disclosed or sent by the client.
     mode: whether clients run batch normalisation as in training or as in evaluation; known with `local_training`.
-    defense: the identity `Defense()` when the attacker knows that there is none.
+    defense: `Defense()` if the attacker knows that there is none.
     """
 
     model: nn.Module
@@ -178,7 +195,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An attack's answer: the guess, the attack's own loss for it, and what the attack has to say about its work."""
+    """The result of an attack: the guess, its loss under the attack's own objective, and notes."""
 
     guess: Batch
     loss: float

@@ -1,4 +1,4 @@
-"""What a data set is, once loaded."""
+"""A loaded data set, and the settings that load one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leaktight.core.types import Examples
 class Dataset:
     """Training and test examples with the names of their classes.
 
-    groups: where the data comes with natural clients (writers, sources), the group of each training example (N,).
+    groups: the natural client (writer, source) of each training example (N,), or None. group_names: their names.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Dataset:
 
 @runtime_checkable
 class DatasetSource(Protocol):
-    """Settings that name a data set. `root` is the folder below which downloaded sets lie; it may not exist."""
+    """Settings of a data set. root: the folder that holds downloaded data sets; it may not exist."""
 
     def load(self, root: Path) -> Dataset: ...
 

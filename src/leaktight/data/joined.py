@@ -17,10 +17,10 @@ from leaktight.data.settings import check_channels, check_minimum
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Several data sets as one; where an example is from becomes its group, the natural client.
+    """Several data sets as one; the data set of an example is its group, the natural client.
 
-    parts: the data sets. size, channels: bring all images to one form; None keeps them, and they must agree.
-    shared_labels: True means that label k is the same class everywhere; False gives every part classes of its own.
+    parts: the data sets. size, channels: convert all images; None keeps them, and they must agree.
+    shared_labels: True if label k is the same class in all parts; False gives every part its own classes.
     """
 
     parts: tuple[DatasetSource, ...]

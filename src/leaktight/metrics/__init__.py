@@ -1,4 +1,4 @@
-"""How much of the truth a guess shows: pure functions first, and the catalogue of them by name."""
+"""Metrics of guesses against truths: pure functions, and their catalogue by name."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
 
 @dataclass(frozen=True)
 class BuiltMetrics:
-    """metrics: those that can be computed, by name. unavailable: the reason why not, by the name of each other one."""
+    """metrics: those that can be computed, by name. unavailable: the reason for each of the others, by name."""
 
     metrics: Mapping[str, Metric]
     unavailable: Mapping[str, str]
 
 
 def build_metrics(names: Iterable[str], resources: Resources) -> BuiltMetrics:
-    """Build the metrics of these names; one that lacks something is left out and its reason kept."""
+    """Build the metrics of these names; `unavailable` lists those that cannot be built."""
     metrics: dict[str, Metric] = {}
     unavailable: dict[str, str] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""The convolutional recurrent network that reads words."""
+"""The convolutional recurrent network for word recognition."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from leaktight.core.inputs import Images
 from leaktight.core.kernels import quick_kernels
 from leaktight.models.source import Network, require_positive
 
-_NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # of Keras; PyTorch counts momentum from the other end
+_NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # Keras's values; PyTorch's momentum is 1 - Keras's
 
 
 class BidirectionalLstm(nn.Module):
-    """(N, T, in_features) to (N, T, 2 * units): an LSTM from each end, both in one loop, gates in PyTorch's order.
+    """A bidirectional LSTM, (N, T, in_features) to (N, T, 2 * units), with gates in PyTorch's order.
 
-    Written out, because PyTorch's own cannot be mapped over a batch in double precision; where it need not be, the
-    same parameters go through PyTorch's kernel.
+    Computed step by step, because PyTorch's kernel does not support `vmap` in double precision; the kernel is used,
+    with the same parameters, where `quick_kernels` allows it.
     """
 
     def __init__(self, in_features: int, units: int) -> None:
@@ -38,7 +38,7 @@ class BidirectionalLstm(nn.Module):
         return self._by_kernel(inputs) if quick_kernels() else self._step_by_step(inputs)
 
     def _by_kernel(self, inputs: Tensor) -> Tensor:
-        unused = torch.zeros_like(self.bias[0])  # PyTorch has a second bias
+        unused = torch.zeros_like(self.bias[0])  # PyTorch's LSTM has a second bias
         weights = [
             tensor
             for direction in range(2)
@@ -65,7 +65,7 @@ class BidirectionalLstm(nn.Module):
 
 
 class ColumnReader(nn.Module):
-    """Convolutions, then the columns through two bidirectional LSTMs; log-probabilities of characters per column."""
+    """Convolutions and two bidirectional LSTMs over the columns; log-probabilities of characters per column."""
 
     def __init__(self, normalize: nn.Module, inputs: Images, num_outputs: int, *, width: int, units: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class ColumnReader(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         maps = self.features(self.normalize(inputs))
         # Three dimensions, not four: on the CPU the backward of BatchNorm2d is silently wrong for maps of height 1
-        # whose gradient is laid out as this transposition leaves it (PyTorch 2.13).
+        # whose gradient has the memory layout of this transposition (PyTorch 2.13).
         maps = self.norm(maps.flatten(2)).view_as(maps)
         columns = maps.flatten(1, 2).transpose(1, 2)
         outputs: Tensor = self.classifier(self.rnn(columns)).log_softmax(-1)

@@ -1,7 +1,6 @@
-"""Image generators from files: networks that make images of latent vectors, for attacks that search among images.
+"""Image generators from files: networks from latent vectors to images, for attacks that search latents.
 
-A generator is settings (`GeneratorSource`, the catalogue's `generators`) until it is loaded; then it is a network with
-its weights, and a pure function of weights and latents.
+`GeneratorSource` (the catalogue's `generators`) are the settings; `read` loads the network with its weights.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _TO_UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Generator:
-    """A network that makes images of latents (N, `latent`), with its weights, in evaluation mode.
+    """A network from latents (N, `latent`) to images, with its weights, in evaluation mode.
 
     makes: its images. num_classes: how many classes it can be asked for, None where it takes latents alone.
     output: the range of its pixels, "tanh" [-1, 1] or "unit" [0, 1].
@@ -62,9 +61,9 @@ class Generator:
         return cloned(buffers_of(self.network))
 
     def images(self, weights: Params, statistics: Params, latents: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Images (N, C, H, W) in [0, 1]: a pure function of tensors. labels (N,): of a class-conditional generator."""
-        asked = (latents,) if self.num_classes is None else (latents, labels)
-        made: Tensor = functional_call(self.network, (dict(weights), dict(statistics)), asked)
+        """Images (N, C, H, W) in [0, 1]: a pure function of tensors. labels (N,): for a class-conditional generator."""
+        inputs = (latents,) if self.num_classes is None else (latents, labels)
+        made: Tensor = functional_call(self.network, (dict(weights), dict(statistics)), inputs)
         return _TO_UNIT[self.output](made).clamp(0, 1)
 
     def sample(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -92,7 +91,7 @@ class Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSource(ABC):
-    """Settings that name a generator."""
+    """Settings of a generator."""
 
     @abstractmethod
     def read(self) -> Generator:
@@ -103,7 +102,7 @@ class GeneratorSource(ABC):
 class Dcgan(GeneratorSource):
     """DCGAN of any size from a file: `leaktight generator train` writes such files, PyTorch's example does too.
 
-    path: .pth, .pt, .ckpt or .safetensors. Latent size, widths and the size of its images are read off the weights.
+    path: .pth, .pt, .ckpt or .safetensors. The weights determine the sizes of latents, layers and images.
     Reference: Radford et al., Unsupervised Representation Learning with DCGANs, ICLR 2016.
     """
 
@@ -156,8 +155,8 @@ class OwnGenerator(GeneratorSource):
     """A generator of your own: the network that a function returns, with weights from a file.
 
     target: "package.module:function", which gets `latent` and `num_classes` if it has parameters of these names. The
-    network takes latents (N, latent) from N(0, 1), and class numbers (N,) after them if `num_classes` is set, and
-    returns images (N, C, H, W). path: its weights; empty, the function has loaded them itself.
+    network takes latents (N, latent) from N(0, 1), then class numbers (N,) if `num_classes` is set, and returns images
+    (N, C, H, W). path: its weights; empty if the function loads them.
     latent: the length of a latent. output: its pixels are in [-1, 1] ("tanh") or in [0, 1] ("unit").
     """
 
@@ -182,8 +181,8 @@ class OwnGenerator(GeneratorSource):
 class DcganNetwork(nn.Module):
     """Latents (N, L) to images (N, C, H, W) in [-1, 1]: transposed convolutions, each doubles the sides.
 
-    widths: the channels after each layer but the last. Where the sides are no multiple of 2^len(widths), the centre is
-    cut out.
+    widths: the channels after each layer but the last. If the sides are not multiples of 2^len(widths), the centre is
+    cropped.
     """
 
     def __init__(self, latent: int, widths: Sequence[int], inputs: Images) -> None:
@@ -223,7 +222,7 @@ class MlpNetwork(nn.Module):
 
 
 def _in_order(stored: Params) -> list[Tensor]:
-    """The tensors by the numbers in their names; files of safetensors have an order of their own."""
+    """The tensors, sorted by the numbers in their names, because safetensors files have another order."""
     return [stored[name] for name in sorted(stored, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
 
 
@@ -239,13 +238,13 @@ def _noted_shape(path: Path) -> Images | None:
 def _ready(
     network: nn.Module, latent: int, what: str, num_classes: int | None = None, output: Output = "tanh"
 ) -> Generator:
-    """The generator, tried out on two latents."""
+    """The generator, after a test with two latents."""
     network = network.eval().requires_grad_(False)
-    tried = (torch.zeros(2, latent), *(() if num_classes is None else (torch.zeros(2, dtype=torch.long),)))
+    inputs = (torch.zeros(2, latent), *(() if num_classes is None else (torch.zeros(2, dtype=torch.long),)))
     wants = f"latents (N, {latent})" + ("" if num_classes is None else " and classes (N,)")
     with torch.no_grad():
         try:
-            made = network(*tried)
+            made = network(*inputs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(f"expected {what} to take {wants}, got an error: {reason(error)}; check latent") from error
     if not isinstance(made, Tensor) or made.ndim != 4 or len(made) != 2:

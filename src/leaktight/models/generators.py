@@ -1,4 +1,4 @@
-"""The untrained generator of GRNN, which doubles a 4x4 map up to the resolution of the images."""
+"""The untrained generator of GRNN, from a 4x4 map to images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ class GrnnGenerator(nn.Module):
     """From noise (N, latent) to images (N, C, H, W) in [0, 1].
 
     The noise becomes a 4x4 map (transposed convolution, GLU). Every block doubles it (nearest neighbour, convolution of
-    3x3 without bias, batch norm, GLU) and halves the channels; 32 are left before the last. It has no state: batch norm
-    uses the statistics of the batch.
-    Images of a size that is no power of two are cut from the middle of the next larger square.
+    3x3 without bias, batch norm, GLU) and halves the channels, to 32 before the last. It has no state: batch norm uses
+    the statistics of the batch. Images whose size is not a power of two are cropped from the next larger square.
     Reference: Ren et al., GRNN: Generative Regression Neural Network, ACM TIST 2022, section 3.2 and published code.
     """
 

@@ -1,4 +1,4 @@
-"""What every victim network shares: its settings, the normalisation inside it, and the check that it fits the data."""
+"""The settings that networks share, the normalisation of inputs, and the check that a network fits the data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Activation: TypeAlias = Literal["relu", "sigmoid"]
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
-"""Sigmoid is what leakage studies put in place of every ReLU: it is smooth, so second derivatives carry information."""
+"""Leakage studies replace every ReLU by a sigmoid, because its second derivative is not zero."""
 
 
 @runtime_checkable
 class ModelSource(Protocol):
-    """Settings that name a network. `build` draws the initial weights from PyTorch's global generator.
+    """Settings of a network. `build` draws the initial weights from PyTorch's global generator.
 
-    Call it through `build_model`, which seeds that generator and restores it.
+    Call it through `build_model`, which seeds and restores that generator.
     """
 
     def build(self, inputs: Inputs, num_classes: int) -> nn.Module: ...
@@ -38,7 +38,7 @@ class ModelSource(Protocol):
 class Network(ABC):
     """Settings of a network of the catalogue.
 
-    mean, std: the input is (x - mean) / std; one number per channel, or one for all. Empty: no normalisation.
+    mean, std: inputs become (x - mean) / std; one number per channel, or one for all; empty is no normalisation.
     """
 
     mean: tuple[float, ...] = ()
@@ -73,8 +73,7 @@ class Network(ABC):
 class Normalize(nn.Module):
     """(x - mean) / std per channel.
 
-    The two are plain numbers, not buffers: they are no part of the model's state, so published weights load by name,
-    and a tracer meets no tensor that it was not given.
+    Mean and std are numbers, not buffers, so that published weights load by name and tracing finds no other tensors.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -111,7 +110,7 @@ def reason(error: BaseException) -> str:
 def num_features(features: nn.Module, inputs: Images) -> int:
     """How many numbers per image the layers give, found by running them on one blank image.
 
-    Only for layers without batch statistics, which this would update.
+    Only for layers without batch statistics, which a run would update.
     """
     with torch.no_grad():
         try:
@@ -137,7 +136,7 @@ def check_fits(model: nn.Module, inputs: Inputs, num_classes: int, task: Task = 
             ) from error
     plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
     if not isinstance(plain, Tensor):
-        raise ModelError(f"expected the model to return a tensor, got {type(plain).__name__}; return the logits alone")
+        raise ModelError(f"expected the model to return a tensor, got {type(plain).__name__}; return only the logits")
     got = tuple(plain.shape)
     wanted = 2, *task.output_shape(got, num_classes)[1:]
     if got != wanted:

@@ -25,7 +25,7 @@ from leaktight.core.tensors import digest
 from leaktight.core.types import Params, State
 from leaktight.engines import inprocess
 from leaktight.engines.flower.messages import read_request
-from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.flower.simulation import backend
 from leaktight.engines.training import train
@@ -70,11 +70,11 @@ def shipped(path: str) -> dict[str, Federation]:
     return federations
 
 
-def at_node(path: str, message: Message, context: Context) -> Home:
+def at_node(path: str, message: Message, context: Context) -> NodeSettings:
     """Every federation of this test by the name of its run; the first says who the node is."""
     federations = shipped(path)
     hello = message.metadata.message_type.endswith("hello")
-    return Home(federations["none" if hello else read_request(message).place.run], None, reproducible=True)
+    return NodeSettings(federations["none" if hello else read_request(message).place.run], None, reproducible=True)
 
 
 @pytest.fixture(scope="module")

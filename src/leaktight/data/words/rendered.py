@@ -1,7 +1,10 @@
-"""Words drawn here: a set for text recognition that needs no download."""
+"""Rendered images of made-up words: a data set for text recognition that needs no download."""
 
 from __future__ import annotations
 
+import hashlib
+import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,31 +16,76 @@ from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.types import Examples
-from leaktight.data.alphabet import ALPHABET, encode_words
 from leaktight.data.dataset import Dataset
-from leaktight.data.made_words import is_test_word, made_number, made_word
 from leaktight.data.settings import SplitSettings, check_minimum
-from leaktight.data.word_drawing import HEIGHT, STYLES, WIDTH, Renderer
+from leaktight.data.words.drawing import HEIGHT, STYLES, WIDTH, Renderer
+from leaktight.data.words.images import ALPHABET, encode_words
 
 Style = Literal["synth90k", "synthtext"]
 
-_LONGEST = 12  # of what can still be told apart on 25 columns
+_LONGEST = 12  # longer words cannot be recognised from the 25 columns of features
 _TRIES = 10_000
+# A letter that is listed twice is drawn twice as often.
+_ONSETS = (
+    *"bcdfghjklmnprstvwxyz",
+    *("bl", "br", "ch", "cl", "cr", "dr", "fl", "fr", "gl", "gr", "kn", "ph", "pl", "pr", "qu", "sc", "sh", "sk"),
+    *("sl", "sm", "sn", "sp", "st", "str", "sw", "th", "tr", "tw", "wh"),
+)
+_VOWELS = (*"aaaeeeiiiooouuy", "ai", "au", "ea", "ee", "ie", "oa", "oo", "ou")
+_CODAS = (
+    *"bdfgjklmnnprrssttvwxz",
+    *("ck", "ff", "ll", "lt", "mp", "nd", "ng", "nt", "rd", "rk", "rm", "rn", "rt", "sk", "ss", "st", "th"),
+)
+_OPEN = 0.4  # share of syllables that end in a vowel
+
+
+def is_test_word(word: str, test_share: float, split_seed: int) -> bool:
+    """Whether a word belongs to the test part. Only these arguments decide, so other settings never mix the parts.
+
+    >>> 450 < sum(is_test_word(str(number), 0.25, 0) for number in range(2000)) < 550
+    True
+    """
+    digest = hashlib.blake2b(f"{split_seed}/{word.lower()}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") < test_share * 2**32
+
+
+def syllables(generator: np.random.Generator) -> Iterator[str]:
+    """An endless stream of syllables."""
+    while True:
+        draws = generator.random(4)
+        onset, vowel = _ONSETS[int(draws[0] * len(_ONSETS))], _VOWELS[int(draws[1] * len(_VOWELS))]
+        coda = "" if draws[2] < _OPEN else _CODAS[int(draws[3] * len(_CODAS))]
+        yield f"{onset}{vowel}{coda}"
+
+
+def made_word(length: int, generator: np.random.Generator) -> str:
+    """A pronounceable word of `length` letters: syllables, cut off at the end."""
+    word = ""
+    for syllable in syllables(generator):
+        word += syllable
+        if len(word) >= length:
+            break
+    return word[:length]
+
+
+def made_number(length: int, generator: np.random.Generator) -> str:
+    """A number of `length` random digits."""
+    return "".join(string.digits[digit] for digit in generator.integers(0, 10, length))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedWords(SplitSettings):
     """Made-up words drawn in two styles, one like Synth90k and one like SynthText, 32x100 colour; nothing to download.
 
-    examples: images of each style, of which `test_share` are for testing. draw_seed: which words and pictures.
+    examples: images of each style, of which `test_share` are for testing. draw_seed: selects words and images.
     styles: "synth90k": letters in many fonts, nearly grey, curved, blurred, with borders and shadows; "synthtext":
-    coloured words and numbers in any case, on photographs and in perspective. Each is a group, so that the partition
-    by_source gives each to a client of its own.
-    shortest, longest: number of letters. distortion: 1 as described; less is milder, 0 is upright, sharp and clean.
+    coloured words and numbers in any case, on photographs and in perspective. Each style is a group, so the partition
+    by_source gives each to its own client.
+    shortest, longest: number of letters, 1 to 12. distortion: 0 (upright, sharp and clean) to 2; 1 is as described.
 
-    A word of the test part never occurs in the training part: `test_share` of all words there are, chosen by
-    `split_seed`, are for testing alone, in both styles. Backgrounds and fonts are those of the training part.
-    Words are syllables put together, not a dictionary. Pixels depend on the versions of Pillow and Matplotlib.
+    A word of the test part never occurs in the training part: `test_share` of all possible words, chosen by
+    `split_seed`, are only for testing, in both styles. Both parts share backgrounds and fonts.
+    Words are random syllables, not from a dictionary. Pixels depend on the versions of Pillow and Matplotlib.
     """
 
     examples: int = 5000
@@ -56,7 +104,7 @@ class RenderedWords(SplitSettings):
                 f"expected shortest <= longest <= {_LONGEST}, got shortest {self.shortest}, longest {self.longest}"
             )
         if not 0 <= self.distortion <= 2:
-            raise ValueError(f"expected distortion in [0, 2], got {self.distortion}; 1 is the usual")
+            raise ValueError(f"expected distortion in [0, 2], got {self.distortion}; 1 is the default")
         unknown = next((style for style in self.styles if style not in STYLES), None)
         if unknown is not None or not self.styles or len(set(self.styles)) < len(self.styles):
             raise ValueError(f"expected different styles out of {', '.join(STYLES)}, got {self.styles}")
@@ -75,7 +123,7 @@ class RenderedWords(SplitSettings):
         )
 
     def _part(self, part: Literal["train", "test"], count: int) -> Examples:
-        """So many images of each style. Every image has a stream of its own: a larger set begins with the smaller."""
+        """`count` images of each style. Each has its own random stream, so a larger set begins with a smaller one."""
         images = torch.empty(len(self.styles) * count, 3, HEIGHT, WIDTH, dtype=torch.uint8)
         words = []
         place = 0
@@ -90,7 +138,7 @@ class RenderedWords(SplitSettings):
         return Examples(images, encode_words(words, self.longest))
 
     def _word(self, style: Style, part: str, generator: np.random.Generator) -> str:
-        """A word of the part, in the case in which it is drawn."""
+        """A random word of the part, in upper, lower or mixed case."""
         for _ in range(_TRIES):
             length = int(generator.integers(self.shortest, self.longest + 1))
             number = generator.random() < STYLES[style].numbers

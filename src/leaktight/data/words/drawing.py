@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import matplotlib
 import numpy as np
@@ -18,7 +18,7 @@ from leaktight.data.embedded import PHOTOGRAPHS, load_photograph
 
 HEIGHT, WIDTH = 32, 100
 
-Pixels = NDArray[np.floating[Any]]
+Pixels = NDArray[np.floating]
 
 _T = TypeVar("_T")
 
@@ -30,16 +30,16 @@ _SERIF = (
 )
 _MONO = ("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "cmtt10")
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-_SCALE = 200  # shorter side to which photographs are brought before backgrounds are cut out
+_SCALE = 200  # shorter side of photographs before backgrounds are cropped
 
 
 @dataclass(frozen=True)
 class Look:
-    """What sets one style apart from the other; measures are the most that is drawn, at distortion 1.
+    """The settings of one style; distances and strengths are the largest that are drawn, at distortion 1.
 
-    fonts: names of Matplotlib's files. cases: shares of lower case, Capitalised, UPPER CASE and mIxEd.
+    fonts: names of Matplotlib's font files. cases: shares of lower case, Capitalised, UPPER CASE and mIxEd.
     numbers: share of words that are numbers. colour: how far colours are from grey.
-    grey: whether photographs and noise have no colour. photograph: least and largest share of one in the background.
+    grey: whether photographs and noise are grey. photograph: range of its share in the background.
     tilt, slant, corner: how far corners of the word move, in pixels. curve: of the baseline, in letter heights.
     spacing: between letters, in letter heights. blur: radius in pixels. noise: standard deviation.
     border, shadow: shares of words that have one.
@@ -62,7 +62,7 @@ class Look:
     shadow: float
 
     def cased(self, word: str, generator: np.random.Generator) -> str:
-        """The word in the case in which it is drawn."""
+        """The word in a random case."""
         draw = generator.random()
         lower, capital, upper, _ = self.cases
         if draw < lower:
@@ -115,28 +115,28 @@ STYLES: Mapping[str, Look] = {
 
 @dataclass(frozen=True)
 class Renderer:
-    """Draws words in one style; `distortion` scales how much is done to them."""
+    """Draws words in one style; `distortion`, 0 to 2, scales slant, curve, blur and noise."""
 
     style: str
     distortion: float = 1.0
 
     def __call__(self, word: str, generator: np.random.Generator) -> NDArray[np.uint8]:
-        """(HEIGHT, WIDTH, 3) bytes."""
+        """An image (HEIGHT, WIDTH, 3) of bytes."""
         look = STYLES[self.style]
         letters = self._placed(self._letters(word, look, generator), look, generator)
         background = self._background(look, generator)
         ink = _ink(background, look, generator)
         image = background
         if generator.random() < look.shadow:
-            image = _over(image, _shifted(letters, generator), _mixed(ink, background, 0.6))
+            image = _painted(image, _shifted(letters, generator), _mixed(ink, background, 0.6))
         if generator.random() < look.border:
             grown = letters.filter(ImageFilter.MaxFilter(3))
-            image = _over(image, grown, _mixed(ink, background, float(generator.uniform(-0.6, 0.4))))
-        image = _over(image, letters, ink)
-        return self._worn(image, look, generator)
+            image = _painted(image, grown, _mixed(ink, background, float(generator.uniform(-0.6, 0.4))))
+        image = _painted(image, letters, ink)
+        return self._photographed(image, look, generator)
 
     def _letters(self, word: str, look: Look, generator: np.random.Generator) -> Image.Image:
-        """The word in a font, letter by letter along its baseline, cut out."""
+        """The word in a random font, letter by letter along a curved baseline, without margins."""
         font = _font(_one_of(look.fonts, generator), _one_of(_SIZES, generator))
         spacing, bend = generator.uniform(-0.3, 1), generator.uniform(-1, 1)
         size = font.size
@@ -154,7 +154,7 @@ class Renderer:
         return sheet.crop(box)
 
     def _placed(self, letters: Image.Image, look: Look, generator: np.random.Generator) -> Image.Image:
-        """The word fitted into the image, with a margin, in perspective."""
+        """The word at image size, with random margins and perspective."""
         left, top = generator.uniform(2, 6), generator.uniform(2, 5)
         right, bottom = WIDTH - generator.uniform(2, 6), HEIGHT - generator.uniform(2, 5)
         tilt, slant = generator.uniform(-1, 1, 2) * (look.tilt, look.slant)
@@ -170,19 +170,19 @@ class Renderer:
         )
 
     def _background(self, look: Look, generator: np.random.Generator) -> Pixels:
-        """A colour that changes evenly, with a photograph blended into it."""
+        """A colour gradient with a photograph blended into it."""
         ends = _colour(look, generator, 0.1, 0.9), _colour(look, generator, 0.1, 0.9)
         reach = self.distortion * generator.uniform(0, 0.5)
         ramp = np.linspace(0, reach, WIDTH, dtype=np.float32)[None, :, None]
         plain = np.broadcast_to(ends[0] + ramp * (ends[1] - ends[0]), (HEIGHT, WIDTH, 3))
         share = generator.uniform(*look.photograph) if self.distortion else 0.0
-        cut = _cutting(generator)
+        cut = _photograph_crop(generator)
         if look.grey:
             cut = (cut @ _LUMA)[..., None]
         return (plain + share * (cut - plain)).astype(np.float32)
 
-    def _worn(self, image: Pixels, look: Look, generator: np.random.Generator) -> NDArray[np.uint8]:
-        """What a lens and a sensor do: blur, contrast, noise."""
+    def _photographed(self, image: Pixels, look: Look, generator: np.random.Generator) -> NDArray[np.uint8]:
+        """The image with blur, contrast and noise, as a camera adds them."""
         radius = self.distortion * look.blur * generator.random()
         contrast, brightness = generator.uniform(0.7, 1), generator.uniform(-0.1, 0.1)
         noise = self.distortion * look.noise * generator.random()
@@ -192,8 +192,8 @@ class Renderer:
         if self.distortion:
             image = (image - 0.5) * contrast + 0.5 + brightness
         grain = generator.standard_normal((HEIGHT, WIDTH, 1 if look.grey else 3), dtype=np.float32)
-        worn: NDArray[np.uint8] = np.rint((image + noise * grain).clip(0, 1) * 255).astype(np.uint8)
-        return worn
+        noisy: NDArray[np.uint8] = np.rint((image + noise * grain).clip(0, 1) * 255).astype(np.uint8)
+        return noisy
 
 
 @cache
@@ -215,7 +215,7 @@ def _one_of(choices: Sequence[_T], generator: np.random.Generator) -> _T:
 
 @cache
 def _photographs() -> tuple[NDArray[np.uint8], ...]:
-    """All embedded photographs, small."""
+    """All embedded photographs, scaled down."""
     found = []
     for name in PHOTOGRAPHS:
         picture = load_photograph(name)
@@ -224,8 +224,8 @@ def _photographs() -> tuple[NDArray[np.uint8], ...]:
     return tuple(found)
 
 
-def _cutting(generator: np.random.Generator) -> Pixels:
-    """A part of a photograph, perhaps mirrored, as large as the image."""
+def _photograph_crop(generator: np.random.Generator) -> Pixels:
+    """A random crop of a photograph (HEIGHT, WIDTH, 3), mirrored half of the time."""
     picture = _one_of(_photographs(), generator)
     top = int(generator.integers(picture.shape[0] - HEIGHT + 1))
     left = int(generator.integers(picture.shape[1] - WIDTH + 1))
@@ -234,13 +234,13 @@ def _cutting(generator: np.random.Generator) -> Pixels:
 
 
 def _colour(look: Look, generator: np.random.Generator, low: float, high: float) -> Pixels:
-    """A colour of luminance between `low` and `high`, as far from grey as the style has it."""
+    """A random colour (3,) with a luminance between `low` and `high`."""
     tint = generator.uniform(-look.colour, look.colour, 3).astype(np.float32)
     return (np.float32(generator.uniform(low, high)) + tint - tint @ _LUMA).clip(0, 1)
 
 
 def _ink(background: Pixels, look: Look, generator: np.random.Generator) -> Pixels:
-    """A colour that can be read on the background: lighter or darker, whichever there is room for."""
+    """A colour (3,) that is legible on the background: clearly lighter or darker."""
     level = float((background @ _LUMA).mean())
     gap = float(generator.uniform(0.35, 0.7))
     lighter = level < 0.35 or (level < 0.65 and generator.random() < 0.5)
@@ -249,14 +249,14 @@ def _ink(background: Pixels, look: Look, generator: np.random.Generator) -> Pixe
 
 
 def _mixed(ink: Pixels, background: Pixels, share: float) -> Pixels:
-    """The ink moved towards the background's mean colour by that share, or away from it."""
+    """The ink moved towards the mean colour of the background, or away from it if `share` is negative."""
     mean = background.mean((0, 1))
     mixed: Pixels = (ink + share * (mean - ink)).clip(0, 1)
     return mixed
 
 
-def _over(image: Pixels, mask: Image.Image, colour: Pixels) -> Pixels:
-    """The colour laid over the image where the mask is."""
+def _painted(image: Pixels, mask: Image.Image, colour: Pixels) -> Pixels:
+    """The image with `colour` painted where the mask is set."""
     cover = np.asarray(mask, dtype=np.float32)[..., None] / 255
     return image + cover * (colour - image)
 
@@ -267,7 +267,7 @@ def _shifted(mask: Image.Image, generator: np.random.Generator) -> Image.Image:
 
 
 def _perspective(target: NDArray[np.float64], source: NDArray[np.float64]) -> list[float]:
-    """The 8 numbers by which Pillow finds the place on the sheet for a pixel of the image, from 4 corners of each."""
+    """Pillow's 8 perspective coefficients, which map the 4 corners `target` to the 4 corners `source`."""
     rows = []
     for (x, y), (u, v) in zip(target, source, strict=True):
         rows.append([x, y, 1, 0, 0, 0, -u * x, -u * y])

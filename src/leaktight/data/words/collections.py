@@ -1,4 +1,4 @@
-"""Sets of word images for text recognition. Alphabet 0-9a-z, images 32x100 RGB, targets (N, L) padded with -1."""
+"""Published data sets of word images: 0-9a-z, 32x100 RGB, targets (N, L) padded with -1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,13 +15,10 @@ import scipy.io
 
 from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
-from leaktight.data.alphabet import ALPHABET, decode_words, encode_words
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import Tree, find_source
 from leaktight.data.images import is_image
-from leaktight.data.word_images import WordImage, WordLists, WordSettings, find_member, table_lists
-
-__all__ = ["ALPHABET", "Icdar", "Iiit5k", "Svt", "Synth90k", "SynthText", "decode_words", "encode_words"]
+from leaktight.data.words.images import WordImage, WordLists, WordSettings, find_member, table_lists
 
 _TABLE = "labels.csv"
 _SYNTH90K_NAME = re.compile(r"(?:.*_)?(?P<word>[^_]+)_\d+\.[^.]+$")
@@ -36,15 +32,15 @@ _MAT_ERRORS = (
 )
 
 
-def _load_mat(content: Any, source: str, keys: Sequence[str]) -> dict[str, Any]:
+def _load_mat(content: Path | io.BytesIO, source: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
     """The named variables of a MATLAB file."""
     try:
         found = scipy.io.loadmat(content, variable_names=list(keys))
     except _MAT_ERRORS as error:
         raise DataError(f"{source}: expected a readable MATLAB file, got {error}; fetch it again") from None
-    lacking = [key for key in keys if key not in found]
-    if lacking:
-        raise DataError(f"{source}: expected the variable {lacking[0]!r}, found nothing; fetch it again")
+    absent = [key for key in keys if key not in found]
+    if absent:
+        raise DataError(f"{source}: expected the variable {absent[0]!r}, found nothing; fetch it again")
     return {key: found[key] for key in keys}
 
 
@@ -57,8 +53,8 @@ def _string(value: np.ndarray) -> str:
 class Synth90k(WordSettings):
     """Synth90k (MJSynth): 9 million rendered words, 32x100 colour.
 
-    Reads the original tree by annotation_train.txt and annotation_test.txt, or a zip with labels.csv. Some files of the
-    original are damaged: they are skipped.
+    Reads the files that annotation_train.txt and annotation_test.txt list, or a zip with labels.csv. Damaged images,
+    of which the original has some, are skipped.
     """
 
     skip_unreadable: bool = True
@@ -70,7 +66,7 @@ class Synth90k(WordSettings):
     def lists(self, tree: Tree) -> WordLists:
         if tree.has(_TABLE):
             return table_lists(tree, _TABLE)
-        # The tree of 9 million files is not walked when the annotations name them.
+        # Listing 9 million files takes long, so read the annotations where they are present.
         for base in _SYNTH90K_FOLDERS:
             if tree.has(f"{base}annotation_train.txt") and tree.has(f"{base}annotation_test.txt"):
                 return self._annotated(tree, base, "train"), self._annotated(tree, base, "test")
@@ -95,7 +91,7 @@ def _named(tree: Tree, name: str) -> WordImage:
 class Iiit5k(WordSettings):
     """IIIT 5K-Words: 5000 words from signs and posters, scaled to 32x100 colour.
 
-    Reads the original tree by traindata.mat and testdata.mat, or a zip with labels.csv.
+    Reads the files that traindata.mat and testdata.mat list, or a zip with labels.csv.
     """
 
     def load(self, root: Path) -> Dataset:
@@ -175,7 +171,7 @@ class Icdar(WordSettings):
             match = _ICDAR_LINE.match(line)
             if match is None and line.strip():
                 raise DataError(
-                    f'{tree.where(table)}, line {number}: expected file, "word", got {line!r}; mend the line'
+                    f'{tree.where(table)}, line {number}: expected file, "word", got {line!r}; correct the line'
                 )
             if match is not None:
                 items.append(WordImage(str(folder / match["file"].strip()), match["word"]))

@@ -1,5 +1,3 @@
-"""Words that are drawn here."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -15,14 +13,13 @@ from torch import Tensor
 from leaktight.core.errors import DataError
 from leaktight.core.inputs import Images
 from leaktight.core.tasks import WordRecognition
-from leaktight.data.alphabet import ALPHABET, decode_words
 from leaktight.data.dataset import Dataset
 from leaktight.data.joined import Joined
-from leaktight.data.made_words import is_test_word, made_number, made_word
 from leaktight.data.partition import BySource
-from leaktight.data.rendered_words import RenderedWords
-from leaktight.data.word_drawing import HEIGHT, STYLES, WIDTH, Renderer, _font, _perspective
-from leaktight.data.words import Iiit5k
+from leaktight.data.words.collections import Iiit5k
+from leaktight.data.words.drawing import HEIGHT, STYLES, WIDTH, Renderer, _font, _perspective
+from leaktight.data.words.images import ALPHABET, decode_words
+from leaktight.data.words.rendered import RenderedWords, is_test_word, made_number, made_word
 
 NOWHERE = Path("/nowhere/at/all")
 

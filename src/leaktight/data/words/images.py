@@ -1,10 +1,11 @@
-"""Images of single words: what the sets for text recognition share."""
+"""What data sets of word images share: encoding of words, reading of images."""
 
 from __future__ import annotations
 
 import csv
 import io
 import logging
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.types import Examples
-from leaktight.data.alphabet import ALPHABET, encode_words, is_readable
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import Tree, open_tree
 from leaktight.data.images import decode_image, stretch_image
@@ -27,9 +27,45 @@ from leaktight.data.settings import SplitSettings, check_minimum
 
 log = logging.getLogger(__name__)
 
+ALPHABET = string.digits + string.ascii_lowercase
+_NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
+
+
+def is_readable(word: str) -> bool:
+    """Whether a word has letters and digits of the alphabet only, whatever their case."""
+    return bool(word) and all(symbol in _NUMBERS for symbol in word.lower())
+
+
+def encode_words(words: Sequence[str], length: int | None = None) -> Tensor:
+    """Words as symbol numbers (N, L), padded with -1; `length` is L, or the longest word decides.
+
+    >>> encode_words(["A1", "b"])
+    tensor([[10,  1],
+            [11, -1]])
+    """
+    unreadable = next((word for word in words if not is_readable(word)), None)
+    if unreadable is not None:
+        raise DataError(f"expected words of the letters a-z and the digits 0-9, got {unreadable!r}; leave it out")
+    longest = max((len(word) for word in words), default=0)
+    if length is not None and longest > length:
+        raise DataError(f"expected words of at most {length} symbols, got one of {longest}; raise max_length")
+    encoded = torch.full((len(words), longest if length is None else length), -1)
+    for place, word in enumerate(words):
+        encoded[place, : len(word)] = torch.tensor([_NUMBERS[symbol] for symbol in word.lower()])
+    return encoded
+
+
+def decode_words(encoded: Tensor) -> list[str]:
+    """The inverse of `encode_words`, in lower case: (N, L) to N words.
+
+    >>> decode_words(encode_words(["A1", "b"]))
+    ['a1', 'b']
+    """
+    return ["".join(ALPHABET[number] for number in row if number >= 0) for row in encoded.tolist()]
+
 
 class WordImage(NamedTuple):
-    """A word and where its image is: a file and, where the file shows more, (left, top, right, bottom) in it."""
+    """A word and its image: a file, and (left, top, right, bottom) where the word is a part of that image."""
 
     name: str
     word: str
@@ -37,16 +73,16 @@ class WordImage(NamedTuple):
 
 
 WordLists = tuple[Sequence[WordImage], Sequence[WordImage] | None]
-"""Training and test words; None where one list is to be split."""
+"""Training and test words; None for the test words if the first list has to be split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordSettings(SplitSettings, ABC):
-    """What all sets of word images share: RGB images stretched to `height` x `width`, words of 0-9a-z in any case.
+    """A data set of word images: RGB, stretched to `height` x `width`; words of 0-9a-z in any case.
 
-    max_words: at most so many words of each part, drawn by `split_seed`. max_length: the width of the targets. Words
-    that are longer, have other symbols or (with `skip_unreadable`) images that cannot be read are left out and counted
-    in the log.
+    max_words: the most words per part, drawn with `split_seed`; None takes all. max_length: the width L of the targets.
+    Longer words, words with other symbols and (with `skip_unreadable`) damaged images are left out; the log counts
+    them.
     """
 
     height: int = 32
@@ -61,10 +97,10 @@ class WordSettings(SplitSettings, ABC):
 
     @abstractmethod
     def lists(self, tree: Tree) -> WordLists:
-        """The words of a set."""
+        """The training and test words in `tree`."""
 
     def drawn(self, count: int, part: str) -> list[int]:
-        """Which of `count` words of a part are used, in order."""
+        """Sorted indices of at most `max_words` of the `count` words of a part."""
         if self.max_words is None or count <= self.max_words:
             return list(range(count))
         order = Rng(self.split_seed).child("words", part).public_numpy().permutation(count)
@@ -104,7 +140,7 @@ class WordSettings(SplitSettings, ABC):
                 if item.name != opened:  # the words of one photograph follow each other: decode it once
                     picture = decode_image(tree.read(item.name), tree.where(item.name))
                     opened = item.name
-                cut = _boxed(picture, item, tree)
+                cut = _cropped(picture, item, tree)
             except DataError:
                 if not self.skip_unreadable:
                     raise
@@ -116,7 +152,7 @@ class WordSettings(SplitSettings, ABC):
         return images, words
 
 
-def _boxed(picture: Image.Image, item: WordImage, tree: Tree) -> Image.Image:
+def _cropped(picture: Image.Image, item: WordImage, tree: Tree) -> Image.Image:
     if item.box is None:
         return picture
     left, top, right, bottom = item.box
@@ -132,14 +168,14 @@ def find_member(tree: Tree, *names: str) -> str | None:
 
 
 def table_lists(tree: Tree, table: str) -> WordLists:
-    """A CSV of file,word. Files below train/ and test/ make the parts where both are there; else all are one list."""
+    """The words of a CSV of file,word: by train/ and test/ folder where both exist, else as one list."""
     base = PurePosixPath(table).parent
     present = set(tree.names)
     items = []
     for number, row in enumerate(csv.reader(io.StringIO(tree.text(table))), start=1):
         if len(row) != 2:
             raise DataError(
-                f"{tree.where(table)}, line {number}: expected file,word, got {','.join(row)!r}; mend the line"
+                f"{tree.where(table)}, line {number}: expected file,word, got {','.join(row)!r}; correct the line"
             )
         file = str(base / row[0])
         if file not in present:

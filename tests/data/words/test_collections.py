@@ -16,7 +16,8 @@ from tests.data.trees import write
 
 from leaktight.core.errors import DataError
 from leaktight.core.tasks import WordRecognition
-from leaktight.data.words import ALPHABET, Icdar, Iiit5k, Svt, Synth90k, SynthText, decode_words, encode_words
+from leaktight.data.words.collections import Icdar, Iiit5k, Svt, Synth90k, SynthText
+from leaktight.data.words.images import ALPHABET, decode_words, encode_words
 
 
 def picture(shade: int = 0, size: tuple[int, int] = (20, 8)) -> bytes:
