@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from leaktight.attacks.matching.objectives import Cosine, LayerCosine, Objective
 from leaktight.attacks.matching.view import Around, View
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.protocols import Attack, Defense, Progress, Report, RoundPlan, Step
+from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Observation, Params, Reconstruction, State, Update
@@ -57,7 +57,7 @@ class Adaptation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knowing:
+class Knowing(Attack):
     """An attack that expects a defense: the composition of `attack`, changed by an adaptation to the defense.
 
     Assumes: what the attack assumes, and the defense with all its settings (DEFENSE). Secrets (keys, noise, moments,
@@ -70,6 +70,13 @@ class Knowing:
     @property
     def requires(self) -> frozenset[Knowledge]:
         return self.attack.requires | {Knowledge.DEFENSE}
+
+    @property
+    def labels_from(self) -> LabelSource:
+        return self.attack.labels_from
+
+    def pinned(self, *, onednn: bool) -> Self:
+        return replace(self, attack=self.attack.pinned(onednn=onednn))
 
     def matching(self) -> Matching:
         """The attack before it was adapted."""

@@ -17,7 +17,7 @@ from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Attack, LabelSource, Progress
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import Classification
 from leaktight.core.threat import Knowledge, require
@@ -28,7 +28,7 @@ from leaktight.models.surgery import mode_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanImage:
+class MeanImage(Attack):
     """The same image for every example: the mean of the public data where they are known, mid-grey where not.
 
     It does not look at the update, of which only the first is taken. One image where the number of examples is not
@@ -45,11 +45,12 @@ class MeanImage:
         guess = Batch(image.expand(count, *image.shape).clone(), _blind_labels(first, count, rng))
         if progress is not None:
             progress(0, float("nan"), guess.inputs)
-        return Reconstruction(guess, float("nan"), {"source": "grey" if public is None else "public data"})
+        notes = {"source": "grey" if public is None else "public data"}
+        return Reconstruction(guess, float("nan"), notes, first_loss=float("nan"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestPublicImage:
+class NearestPublicImage(Attack):
     """The public images whose own gradients point most nearly where the update does, one per example, none twice.
 
     It shows what is gained by looking a private image up instead of reconstructing it. Each public image is a batch of
@@ -73,6 +74,10 @@ class NearestPublicImage:
         if self.mode not in ("train", "eval"):
             raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
 
+    @property
+    def labels_from(self) -> LabelSource:
+        return "not needed" if self.labels is None else self.labels.source
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         first = _first(seen)
         require(first, *self.requires)
@@ -93,6 +98,7 @@ class NearestPublicImage:
             Batch(public.inputs[chosen].clone(), public.targets[chosen].clone()),
             float(distances[best].mean()),
             {"places": chosen.tolist(), "distances": distances[best].tolist()},
+            first_loss=float(distances[0]),
         )
 
     def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
@@ -159,6 +165,10 @@ class PriorOnly(Preset):
 
     iterations: int = 500
     learning_rate: float = 0.025
+
+    @property
+    def wants_labels(self) -> bool:
+        return True  # its own rule is for one example
 
     def matching(self) -> Matching:
         return replace(

@@ -177,11 +177,26 @@ class Observation:
     defense: Defense | None = None
     public_data: Batch | None = None
 
+    @property
+    def num_steps(self) -> int | None:
+        """How many local steps are behind the update; None where it is not known."""
+        if self.update.kind == "gradient":
+            return 1
+        if self.local_training is None or self.batch_size is None:
+            return None
+        return self.local_training.num_steps(self.batch_size)
+
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An attack's answer: the guess, the attack's own loss for it, and what the attack has to say about its work."""
+    """An attack's answer: the guess, the attack's own loss for it, and what the attack has to say about its work.
+
+    first_loss: the loss after the first iteration; None where there are no iterations.
+    history: pairs of iteration and loss on the way to the guess.
+    """
 
     guess: Batch
     loss: float
     notes: Mapping[str, Any] = field(default_factory=dict)
+    first_loss: float | None = None
+    history: tuple[tuple[int, float], ...] = ()

@@ -14,7 +14,7 @@ from torch import Tensor
 from leaktight.audit.attempt import Outcome, attempt
 from leaktight.audit.experiment import SCHEMA_VERSION
 from leaktight.audit.judge import judge, strip
-from leaktight.audit.ledger import labels_of, threat_of
+from leaktight.audit.ledger import threat_of
 from leaktight.audit.plan import AttackEntry, slug
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
@@ -106,17 +106,13 @@ class Inspection:
         }
 
     def _run(self, entry: AttackEntry) -> Outcome:
-        first: list[float] = []
-        found = entry.value.reconstruct(
-            [self.captured.seen],
-            rng=Rng(self.seed).child("inspect", entry.name).detached(),
-            progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
-        )
+        rng = Rng(self.seed).child("inspect", entry.name).detached()
+        found = entry.value.reconstruct([self.captured.seen], rng=rng)
         line = {
             "ledger": self._ledger(entry, found),
             "labels": found.guess.targets.tolist(),
             "loss": found.loss,
-            "first_loss": first[0] if first else None,
+            "first_loss": found.first_loss,
         }
         images = found.guess.inputs
         if self.truth is None:
@@ -125,7 +121,7 @@ class Inspection:
         labels = self.true_labels
         truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
         judged = judge(found.guess, truth, self.metrics)
-        read = labels is not None and labels_of(entry.value) in ("inferred", "searched")
+        read = labels is not None and entry.value.labels_from in ("inferred", "searched")
         scored = {
             "scores": judged.scores,
             "label_accuracy": judged.label_accuracy if read else None,
@@ -137,7 +133,7 @@ class Inspection:
         captured, local = self.captured, self.captured.seen.local_training
         steps, count = captured.num_steps, captured.settings.num_examples
         return {
-            "labels": labels_of(entry.value),
+            "labels": entry.value.labels_from,
             "batch_size": count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
             "num_examples": count,
             "local_steps": "unknown" if steps is None else steps,

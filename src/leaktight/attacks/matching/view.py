@@ -20,7 +20,7 @@ from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Observation, Params, Update
+from leaktight.core.types import Batch, ImageShape, Observation, Params, Update
 from leaktight.fl.local import Trainer, local_update, loss_and_gradient, silent
 from leaktight.models.surgery import batch_statistics, mode_of
 
@@ -109,6 +109,20 @@ class View:
         if not weights:
             return tensors
         return {name: tensor * weights[name] if name in weights else tensor for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is to be explained, and by what: `num_examples` images of `shape`, with these labels if they are known.
+
+    views: each with a weight, and the places of its examples among all.
+    """
+
+    views: Sequence[tuple[float, View, tuple[int, ...]]]
+    labels: Tensor | None
+    num_examples: int
+    shape: ImageShape
+    num_classes: int
 
 
 @dataclass(frozen=True, kw_only=True)
