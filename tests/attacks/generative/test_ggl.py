@@ -215,7 +215,7 @@ def test_settings_survive_a_config() -> None:
         (lambda: replace(QUICK, regulariser="l1"), "regulariser"),  # type: ignore[arg-type]
         (lambda: replace(QUICK, expects="noise"), "defense"),  # type: ignore[arg-type]
         (lambda: replace(QUICK, kl=-1.0, regulariser="kl"), "kl"),
-        (lambda: replace(QUICK, parallel="vmap"), "without derivatives"),
+        (lambda: replace(QUICK, parallel="vmap"), "with CmaEs"),
         (lambda: CmaEs(population=2), "population"),
         (lambda: CmaEs(spread=0.0), "spread"),
         (lambda: Bayesian(box=0.0), "box"),

@@ -81,4 +81,4 @@ class Gias(Preset):
         found = again.search(evidence, rng=rng.child("weights"), progress=None if progress is None else later)
         answer = again.answer(evidence, found)
         notes = {**answer.notes, "latent_loss": first.best.loss}
-        return replace(answer, notes=notes, first_loss=first.first_loss)
+        return replace(answer, notes=notes, first_loss=attack.optimizer.first_loss(first.candidates))

@@ -189,8 +189,8 @@ class Matching(Attack):
             "backend": result.backend,
             "onednn": result.onednn,
         }
-        best = result.best
-        return Reconstruction(found.guess, best.loss, notes, first_loss=result.first_loss, history=best.history)
+        best, first_loss = result.best, self.optimizer.first_loss(result.candidates)
+        return Reconstruction(found.guess, best.loss, notes, first_loss=first_loss, history=best.history)
 
 
 @dataclass(frozen=True)

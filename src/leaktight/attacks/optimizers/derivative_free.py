@@ -19,15 +19,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import Runnable, make_runnable
-from leaktight.attacks.optimizers.optimizer import (
-    Candidate,
-    OnStep,
-    Optimizer,
-    Problem,
-    SearchResult,
-    Watch,
-    first_watched,
-)
+from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
 from leaktight.attacks.optimizers.trees import Layout, Tree, vector
 from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
@@ -91,7 +83,7 @@ class DerivativeFree(Optimizer):
             )
             if settings.stop_below is not None and candidates[-1].loss < settings.stop_below:
                 break
-        return SearchResult(candidates, first_watched(candidates), runnable.backend, runnable.onednn)
+        return SearchResult(candidates, runnable.backend, runnable.onednn)
 
     def _restart(
         self,

@@ -75,6 +75,12 @@ class FirstOrder(Optimizer):
     def effort(self, candidates: Sequence[Candidate]) -> dict[str, int]:
         return {"iterations": max(candidate.steps for candidate in candidates)}
 
+    def first_loss(self, candidates: Sequence[Candidate]) -> float | None:
+        """The lowest, as restarts run side by side."""
+        return min(
+            (each.history[0][1] for each in candidates), key=lambda loss: loss if math.isfinite(loss) else math.inf
+        )
+
     def minimize(self, problem: Problem, on_step: OnStep | None = None) -> SearchResult:
         settings = problem.settings
         lanes = Lanes(len(problem.rngs), settings.together)
@@ -105,7 +111,7 @@ class FirstOrder(Optimizer):
                 ends.look(iteration + 1, [pytree.tree_unflatten(state, layout) for state in states])
             if not ends.running:
                 break
-        return SearchResult(ends.candidates(), ends.first_loss, runnable.backend, runnable.onednn)
+        return SearchResult(ends.candidates(), runnable.backend, runnable.onednn)
 
     def _schedule(self, iterations: int, precision: torch.dtype) -> Tensor:
         """For every iteration the share that is done, then the rates."""
@@ -174,7 +180,6 @@ class _Ends:
         self.watches = [Watch(problem.settings) for _ in range(lanes.number)]
         self.ended: dict[int, Candidate] = {}
         self.running = sorted({lanes.block(lane) for lane in range(lanes.number)})
-        self.first_loss: float | None = None
 
     def due(self, iteration: int) -> bool:
         """Whether there is anything to keep, to tell or to decide."""
@@ -191,8 +196,6 @@ class _Ends:
             if lane not in self.ended
         }
         best = min((self.ended.get(lane) or now[lane] for lane in range(self.lanes.number)), key=Candidate.rank)
-        if iteration == 1:
-            self.first_loss = best.loss
         if self.on_step is not None and self._told(iteration):
             self.on_step(iteration, best.loss, best.variables)
         for lane, candidate in now.items():

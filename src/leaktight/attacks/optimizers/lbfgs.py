@@ -20,15 +20,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
-from leaktight.attacks.optimizers.optimizer import (
-    Candidate,
-    OnStep,
-    Optimizer,
-    Problem,
-    SearchResult,
-    Watch,
-    first_watched,
-)
+from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
 from leaktight.attacks.optimizers.trees import Layout, channels_last, vector
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -100,7 +92,7 @@ class Lbfgs(Optimizer):
             candidates.append(Candidate(layout.tree(found.point), found.loss, found.evaluations, history))
             if settings.stop_below is not None and found.loss < settings.stop_below:
                 break
-        return SearchResult(candidates, first_watched(candidates), runnable.backend, runnable.onednn)
+        return SearchResult(candidates, runnable.backend, runnable.onednn)
 
 
 def wolfe(

@@ -109,13 +109,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the restarts found, in their order, and how it was computed.
-
-    first_loss: the lowest after the first step; None where no restart came so far.
-    """
+    """What the restarts found, in their order, and how it was computed."""
 
     candidates: Sequence[Candidate]
-    first_loss: float | None
     backend: Backend
     onednn: bool
 
@@ -149,6 +145,10 @@ class Optimizer(ABC):
         """How much work these restarts were, by name of the unit."""
         return {"evaluations": sum(candidate.steps for candidate in candidates)}
 
+    def first_loss(self, candidates: Sequence[Candidate]) -> float | None:
+        """The loss after the first step of these restarts; None where none came so far."""
+        return next((candidate.history[0][1] for candidate in candidates if candidate.history), None)
+
 
 class Watch:
     """Follows one restart: keeps its history, and says when it ends."""
@@ -170,8 +170,3 @@ class Watch:
         if loss < 0.99 * self.reference:
             self.reference, self.since = loss, step
         return self.settings.patience is not None and step - self.since >= self.settings.patience
-
-
-def first_watched(candidates: Sequence[Candidate]) -> float | None:
-    """The first loss of restarts that took turns."""
-    return next((candidate.history[0][1] for candidate in candidates if candidate.history), None)
