@@ -35,7 +35,7 @@ from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.config.catalogue import ATTACKS
 from leaktight.core.errors import NotDisclosedError
-from leaktight.core.protocols import ActiveAttack, Attack, LabelSource, Progress
+from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -53,11 +53,11 @@ def digits() -> Dataset:
     return Digits(size=8).load(Path())
 
 
-def network(kind: str = "lenet_zhu", init: str = "wide", **settings: object) -> nn.Module:
+def network(kind: str = "lenet_zhu", init: str = "wide", **settings: typing.Any) -> nn.Module:
     return build_model(MODELS[kind](**settings), digits().shape, 10, init=init, rng=replayed(3))
 
 
-def one(kind: str = "lenet_zhu", init: str = "wide", **settings: object) -> list[Observation]:
+def one(kind: str = "lenet_zhu", init: str = "wide", **settings: typing.Any) -> list[Observation]:
     """A gradient of one digit, with all that an attacker may know about it."""
     batch = draw(digits(), 1, seed=3, unique=True)
     seen = observe(network(kind, init, **settings), batch, 10)
@@ -73,12 +73,9 @@ def made() -> list[Observation]:
     return [made_scene(LINEAR)[0]]
 
 
-def asked(attack: ActiveAttack, *, batch: int, sampled: bool = False) -> list[Observation]:
+def asked(attack: ActiveAttack, *, batch: int, defense: Defense = Defense()) -> list[Observation]:
     """All that a malicious server with this attack sees."""
-    place = tampered.scene(
-        digits(), network(), batch=batch, mode="eval", **({"defense": MinMaxSampling()} if sampled else {})
-    )
-    return place.play(attack)[1]
+    return tampered.scene(digits(), network(), batch=batch, mode="eval", defense=defense).play(attack)[1]
 
 
 FISHING = Fishing(**QUICK)
@@ -99,7 +96,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "rgap": (RGap(), lambda: one("cnn6", "default", head="linear")),
     "robbing_the_fed": (ROBBING, lambda: asked(ROBBING, batch=6)),
     "fishing": (FISHING, lambda: asked(FISHING, batch=6)),
-    "glaus": (GLAUS, lambda: asked(GLAUS, batch=1, sampled=True)),
+    "glaus": (GLAUS, lambda: asked(GLAUS, batch=1, defense=MinMaxSampling())),
     "prior_only": (PriorOnly(**QUICK), smooth),
     "mean_image": (MeanImage(), smooth),
     "nearest_public_image": (NearestPublicImage(), smooth),
