@@ -22,7 +22,17 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
-from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, State, Update, UpdateKind
+from leaktight.core.types import (
+    Batch,
+    Broadcast,
+    Observation,
+    Params,
+    Protection,
+    Reconstruction,
+    State,
+    Update,
+    UpdateKind,
+)
 
 Report: TypeAlias = Callable[[str, float], None]
 Progress: TypeAlias = Callable[[int, float, Tensor | None], None]
@@ -130,7 +140,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Defense:
+class Defense(Protection):
     """No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers is `state`."""
 
     @property

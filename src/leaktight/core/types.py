@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import DataError
-
-if TYPE_CHECKING:
-    from leaktight.core.protocols import Defense
-    from leaktight.core.tasks import Task
-    from leaktight.core.training import LocalTraining
+from leaktight.core.tasks import Task
+from leaktight.core.training import LocalTraining
 
 Params = Mapping[str, Tensor]
 """Tensors by parameter name, in the order of the model."""
@@ -134,6 +131,11 @@ class ClientTrace:
 
 
 @dataclass(frozen=True)
+class Protection:
+    """What a client does to protect itself, for those who only pass it on; its hooks are in `protocols.Defense`."""
+
+
+@dataclass(frozen=True)
 class RoundTrace:
     """Everything that happened in a round, truth included. It never reaches an attack; `ThreatModel.observe` does that.
 
@@ -146,7 +148,7 @@ class RoundTrace:
     clients: Mapping[str, ClientTrace]
     aggregate: Update
     local: LocalTraining
-    defense: Defense
+    defense: Protection
     mode: Mode
     input_shape: ImageShape
     num_classes: int
@@ -174,7 +176,7 @@ class Observation:
     batch_size: int | None = None
     local_training: LocalTraining | None = None
     mode: Mode | None = None
-    defense: Defense | None = None
+    defense: Protection | None = None
     public_data: Batch | None = None
 
     @property
