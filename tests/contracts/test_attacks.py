@@ -54,7 +54,7 @@ def digits() -> Dataset:
 
 
 def network(kind: str = "lenet_zhu", init: str = "wide", **settings: typing.Any) -> nn.Module:
-    return build_model(MODELS[kind](**settings), digits().shape, 10, init=init, rng=replayed(3))
+    return build_model(MODELS[kind](**settings), digits().inputs, 10, init=init, rng=replayed(3))
 
 
 def one(kind: str = "lenet_zhu", init: str = "wide", **settings: typing.Any) -> list[Observation]:
@@ -203,7 +203,7 @@ class Grey(Attack):
     level: float = 0.5
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        images = torch.full((seen[0].batch_size or 1, *seen[0].input_shape), self.level)
+        images = torch.full((seen[0].batch_size or 1, *seen[0].inputs.shape), self.level)
         return Reconstruction(Batch(images, torch.zeros(len(images), dtype=torch.long)), 0.0)
 
 

@@ -18,7 +18,8 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.inputs import ALL_INPUTS, ONLY_IMAGES, Inputs, require_inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
@@ -142,6 +143,11 @@ class Step:
 @dataclass(frozen=True)
 class Defense(Protection):
     """No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers is `state`."""
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        """The kinds of input that it works on."""
+        return ALL_INPUTS
 
     @property
     def private_parts(self) -> bool:
@@ -268,6 +274,11 @@ class Attack(ABC):
     """
 
     @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        """The kinds of input that it can find."""
+        return ONLY_IMAGES
+
+    @property
     def requires(self) -> frozenset[Knowledge]:
         """The facts without which it cannot run."""
         return frozenset()
@@ -294,6 +305,15 @@ class Attack(ABC):
 
         progress: called with the iteration, the loss and the best guess so far, or None; it must change nothing.
         """
+
+
+def require_seen(attack: Attack, seen: Sequence[Observation]) -> Observation:
+    """The first of what was seen; an error unless there is one and all show inputs that the attack takes."""
+    if not seen:
+        raise UsageError("expected at least one observation, got none")
+    for each in seen:
+        require_inputs(type(attack).__name__, attack.takes, each.inputs)
+    return seen[0]
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leaktight.core.keys import KEY_BYTES
 from leaktight.core.types import Params
 
 Numbers: TypeAlias = NDArray[Any]
 Dtype: TypeAlias = type[np.float32] | type[np.float64]
 
-KEY_BYTES = 32
 GRID_BITS = 12
 """What `released` gives out lies on a grid this many powers of two finer than the noise's standard deviation."""
 

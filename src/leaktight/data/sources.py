@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import httpx
-import platformdirs
 
 from leaktight.core.errors import DataError, UsageError, suggestion
 from leaktight.data.archives import differences, extract
@@ -45,14 +43,6 @@ class Report:
     @property
     def usable(self) -> bool:
         return self.state in ("ready", "unchecked")
-
-
-def data_root(option: Path | None = None) -> Path:
-    """Where data sets lie: the option, else the environment's LEAKTIGHT_DATA, else the user's cache folder."""
-    if option is not None:
-        return option.expanduser()
-    environment = os.environ.get("LEAKTIGHT_DATA")
-    return Path(environment).expanduser() if environment else platformdirs.user_cache_path("leaktight")
 
 
 def prepare(

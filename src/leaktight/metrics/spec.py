@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Metric
 
 LeaksWhen = Literal["high", "low"]
@@ -49,6 +50,7 @@ class MetricSpec:
     """A line of the catalogue.
 
     judges: what the metric is given, twice: images, or the labels of a batch.
+    takes: the kinds of input that it can judge the guesses of.
     legacy: a convention of published code, for comparing with published tables only.
     build: makes the metric; raises `MetricUnavailable` where something is missing.
     """
@@ -57,4 +59,5 @@ class MetricSpec:
     description: str
     build: Callable[[Resources], Metric]
     judges: Literal["images", "labels"] = "images"
+    takes: frozenset[type[Inputs]] = ONLY_IMAGES
     legacy: bool = False

@@ -24,9 +24,10 @@ from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.gradinversion import GradInversion
+from leaktight.core.inputs import Images
 from leaktight.core.rng import global_seed
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape, Mode, Observation, Reconstruction
+from leaktight.core.types import Batch, Mode, Observation, Reconstruction
 from leaktight.models import build_model
 from leaktight.models.small import LeNetZhu
 
@@ -94,7 +95,7 @@ def test_restarts_side_by_side_are_those_in_turn(name: str) -> None:
 
 def test_restarts_side_by_side_on_several_convolutions_over_maps_smaller_than_their_kernels() -> None:
     """Weights in channels-last order have wrong gradients under vmap there (PyTorch 2.13)."""
-    model = build_model(LeNetZhu(), ImageShape(1, 8, 8), 3, init="wide", rng=replayed(0))
+    model = build_model(LeNetZhu(), Images(1, 8, 8), 3, init="wide", rng=replayed(0))
     seen = victim(0, model, local=LOCAL)
     assert_same(spread_out(SMOOTH, seen), in_turn(SMOOTH, seen), 1e-9)
 

@@ -42,7 +42,7 @@ class LinearInversion(Attack):
             raise ValueError(f"expected refinements >= 0, got {self.refinements}")
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        one = only(seen)
+        one = only(self, seen)
         require(one, *self.requires)
         first = entrance(one)
         gradient = gradient_of(one)

@@ -80,7 +80,7 @@ class RGap(Attack):
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        one = only(seen)
+        one = only(self, seen)
         require(one, *self.requires)
         if one.batch_size != 1:
             raise UsageError(f"expected one example for rgap, got {one.batch_size}; use a search")

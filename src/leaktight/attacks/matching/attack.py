@@ -31,7 +31,7 @@ from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, Sear
 from leaktight.attacks.optimizers.trees import Tree
 from leaktight.core.errors import UsageError
 from leaktight.core.processes import Tell, available_cores, in_worker, run_all
-from leaktight.core.protocols import Attack, LabelSource, Progress
+from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -125,18 +125,17 @@ class Matching(Attack):
 
     def evidence(self, seen: Sequence[Observation], *, rng: Rng) -> Evidence:
         """What these observations are, with their labels, if those are not searched for."""
-        if not seen:
-            raise UsageError("expected at least one observation, got none")
+        first = require_seen(self, seen)
         for each in seen:
             require(each, Knowledge.BATCH_SIZE)
-        number = seen[0].batch_size or 0
+        number = first.batch_size or 0
         if any(each.batch_size != number for each in seen):
             raise UsageError("these observations are of different numbers of examples; attack them one at a time")
         labels = None
         if isinstance(self.labels, LabelStrategy):
-            labels = self.labels.infer(seen[0], number, rng=rng.child("labels"))
+            labels = self.labels.infer(first, number, rng=rng.child("labels"))
         views = [(1.0, self.view(each), tuple(range(number))) for each in seen]
-        return Evidence(views, labels, number, seen[0].input_shape, seen[0].num_classes)
+        return Evidence(views, labels, number, first.inputs.shape, first.num_classes)
 
     def view(self, seen: Observation) -> View:
         """An observation as this attack matches it."""

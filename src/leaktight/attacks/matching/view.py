@@ -20,7 +20,7 @@ from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape, Observation, Params, Update
+from leaktight.core.types import Batch, Observation, Params, Update
 from leaktight.fl.local import Trainer, local_update, loss_and_gradient, silent
 from leaktight.models.surgery import batch_statistics, mode_of
 
@@ -121,7 +121,7 @@ class Evidence:
     views: Sequence[tuple[float, View, tuple[int, ...]]]
     labels: Tensor | None
     num_examples: int
-    shape: ImageShape
+    shape: tuple[int, ...]
     num_classes: int
 
 

@@ -14,7 +14,6 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
@@ -99,6 +98,8 @@ def wolfe(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
 ) -> Minimum:
     """Minimise from `start`, a flat vector, with SciPy's line search. boxed: the first so many stay in [0, 1]."""
+    from scipy.optimize import minimize  # slow to import
+
     best, budget = Best(start), iterations * settings.steps_per_iteration
 
     def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

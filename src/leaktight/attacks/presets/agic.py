@@ -126,7 +126,7 @@ class Agic(Preset):
                     labels.append(targets[example])
             views.append((1.0 if epoch == 0 else self.later_weight, view, tuple(members)))
         first = parts[0][0]
-        evidence = Evidence(views, torch.stack(labels), len(labels), first.input_shape, first.num_classes)
+        evidence = Evidence(views, torch.stack(labels), len(labels), first.inputs.shape, first.num_classes)
         found = attack.search(evidence, rng=rng, progress=progress)
         return found.guess.inputs[0], found.guess.targets[0], found.result.best.loss
 
