@@ -40,8 +40,8 @@ def test_cifar10_python_reads_the_batches_that_are_there(tmp_path: Path, outer: 
     write_pickle(folder / "test_batch", {b"data": rows(1), b"labels": [5]})
     data = Cifar10().load(tmp_path)
     assert data.train.targets.tolist() == [3, 9, 0]
-    assert data.shape == (3, 32, 32)
-    assert torch.equal(data.train.images[2], torch.from_numpy(second).view(3, 32, 32))
+    assert data.inputs.shape == (3, 32, 32)
+    assert torch.equal(data.train.inputs[2], torch.from_numpy(second).view(3, 32, 32))
     assert data.class_names[5] == "dog"
 
 
@@ -55,7 +55,7 @@ def test_cifar10_binary_equals_python(tmp_path: Path) -> None:
             else:
                 write_bytes(inner / name, records([[1], [2], [3]], pixels))
     one, two = (Cifar10().load(tmp_path / folder) for folder in ("p", "b"))
-    assert torch.equal(one.train.images, two.train.images)
+    assert torch.equal(one.train.inputs, two.train.inputs)
     assert torch.equal(one.test.targets, two.test.targets)
 
 

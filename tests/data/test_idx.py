@@ -35,16 +35,16 @@ def test_mnist_in_every_place(tmp_path: Path, folder: str, packed: bool) -> None
     write_part(tmp_path / folder, "t10k", [1], packed=packed)
     data = Mnist().load(tmp_path)
     assert data.name == "mnist"
-    assert data.shape == (1, 28, 28)
+    assert data.inputs.shape == (1, 28, 28)
     assert data.train.targets.tolist() == [3, 9, 0]
     assert data.test.targets.tolist() == [1]
-    assert torch.equal(data.train.images[:, 0], torch.from_numpy(images.astype(np.uint8)))
+    assert torch.equal(data.train.inputs[:, 0], torch.from_numpy(images.astype(np.uint8)))
 
 
 def test_size(tmp_path: Path) -> None:
     write_part(tmp_path / "mnist", "train", [3, 9])
     write_part(tmp_path / "mnist", "t10k", [1])
-    assert Mnist(size=32).load(tmp_path).shape == (1, 32, 32)
+    assert Mnist(size=32).load(tmp_path).inputs.shape == (1, 32, 32)
 
 
 def test_one_part_alone(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_emnist_is_turned_upright(tmp_path: Path) -> None:
     stored = write_part(tmp_path / "emnist", "emnist-balanced-train", [46, 10])
     write_part(tmp_path / "emnist", "emnist-balanced-test", [0])
     data = Emnist().load(tmp_path)
-    assert torch.equal(data.train.images[0, 0], torch.from_numpy(stored[0].T.astype(np.uint8)))
+    assert torch.equal(data.train.inputs[0, 0], torch.from_numpy(stored[0].T.astype(np.uint8)))
     assert data.num_classes == 47
     assert data.class_names[10] == "A"
 

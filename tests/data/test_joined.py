@@ -58,8 +58,8 @@ def test_harmonised_images() -> None:
     with pytest.raises(DataError, match=r"expected images of one shape, got .*; set size and channels"):
         Joined(parts=parts).load(Path())
     data = Joined(parts=parts, size=10, channels=3).load(Path())
-    assert data.shape == (3, 10, 10)
-    assert data.train.images.eq(9).all()
+    assert data.inputs.shape == (3, 10, 10)
+    assert data.train.inputs.eq(9).all()
 
 
 def test_different_label_spaces() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leaktight.core.errors import DataError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.data.arrays import FemnistDigits, OrlFaces
 from leaktight.data.cifar import Cifar10, Cifar100
 from leaktight.data.dataset import DatasetSource
@@ -47,9 +47,9 @@ def test_real_set(
     data = source.load(real_data)
     assert name.startswith(data.name)
     assert (len(data.train), len(data.test)) == counts
-    assert data.shape == ImageShape(*shape)
+    assert data.inputs == Images(*shape)
     assert data.num_classes == num_classes
-    assert data.train.images.float().std() > 20
+    assert data.train.inputs.float().std() > 20
 
 
 def test_known_first_labels(real_data: Path) -> None:
@@ -78,5 +78,5 @@ def test_writers_are_natural_clients(real_data: Path) -> None:
 
 def test_joined_digits(real_data: Path) -> None:
     data = Joined(parts=(FemnistDigits(), Digits()), size=16, channels=3).load(real_data)
-    assert data.shape == (3, 16, 16)
+    assert data.inputs.shape == (3, 16, 16)
     assert data.group_names == ("femnist_digits", "digits")

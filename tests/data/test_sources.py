@@ -13,9 +13,10 @@ import pytest
 
 from leaktight.core.errors import ChecksumError, DataError, UsageError
 from leaktight.data import sources
+from leaktight.data.dataset import data_root
 from leaktight.data.download import RemoteFile, checksum_of
 from leaktight.data.published import SOURCES, Source
-from leaktight.data.sources import data_root, differences, extract, prepare, verify
+from leaktight.data.sources import differences, extract, prepare, verify
 
 PLAIN = b"a published file"
 

@@ -29,10 +29,11 @@ from leaktight.config.catalogue import CATALOGUE
 from leaktight.config.names import ENTRIES
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Examples, ImageShape, Observation, UpdateKind
+from leaktight.core.types import Batch, Examples, Observation, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.engines import inprocess
 from leaktight.engines.flower.node import NodeSettings, client_app
@@ -52,7 +53,7 @@ __all__ = [
     "Dataset",
     "Defense",
     "Examples",
-    "ImageShape",
+    "Images",
     "LocalTraining",
     "MadeRun",
     "MetricUnavailable",

@@ -17,9 +17,10 @@ from tests.security.scan import ALIKE, Numbers
 from tests.security.scenes import Overheard, overhearing
 from torch import Tensor
 
+from leaktight.audit.attempt import finished
 from leaktight.audit.experiment import Site
 from leaktight.audit.plan import AttackEntry, Experiment
-from leaktight.core.protocols import Defense, Progress
+from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -41,7 +42,7 @@ class Loot:
 
 
 @dataclass(frozen=True)
-class Walker:
+class Walker(Attack):
     """Knows every path at which clients drew, what they sent without noise, and the code; and has the stream it got.
 
     noise_in: what the update holds beyond the gradient.
@@ -59,7 +60,7 @@ class Walker:
         self.loot.noise = self.noise_in(seen[0]).numpy()
         self.walk(rng)
         number = seen[0].batch_size or 0
-        guess = Batch(torch.full((number, *seen[0].input_shape), 0.5), torch.zeros(number, dtype=torch.long))
+        guess = Batch(torch.full((number, *seen[0].inputs.shape), 0.5), torch.zeros(number, dtype=torch.long))
         return Reconstruction(guess, float("inf"))
 
     def walk(self, rng: Rng) -> None:
@@ -137,7 +138,7 @@ def audited(tmp_path: Path) -> tuple[Experiment, Walker]:
         experiment = replace(experiment, attacks=(AttackEntry("walker", {}, walker),))
         spec = next(each for each in experiment.trials if each.defense.name == "noise" and each.trial == 0)
         result = Site(experiment)({"id": spec.id})
-    assert result["line"]["error"] is None
+    assert finished(result)[0].error is None
     return experiment, walker
 
 

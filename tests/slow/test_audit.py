@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.audit.scenes import small_experiment
+from tests.results.made import changed
 
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import run_audit
@@ -16,7 +15,9 @@ from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
 from leaktight.engines.cluster import run_on_ray
 from leaktight.engines.tasks import Runner, run_locally
-from leaktight.fl.run_folder import RunFolder
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import Summary
+from leaktight.results.store import read_trials
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -52,7 +53,7 @@ learning_rate = 0.1
 """
 
 
-def run(experiment: Experiment, folder: Path, runner: Runner) -> dict[str, Any]:
+def run(experiment: Experiment, folder: Path, runner: Runner) -> Summary:
     folder.mkdir()
     return run_audit(experiment, RunFolder(folder), runner=runner, scenario={}, command="")
 
@@ -62,11 +63,11 @@ def test_a_trained_resnet_in_training_mode_with_large_batches_cannot_be_conclude
     path.write_text(TRAINED_RESNET)
     config = complete(load_config(path), trials=None, defenses_named=False)
     summary = run(build_experiment(config, *load_data(config), adaptive=False), tmp_path / "run", run_locally)
-    assert summary["ledger"]["batch_norm"] is True
-    assert summary["ledger"]["num_examples"] == 32
-    assert summary["ledger"]["stage"] == "after 2 rounds"
-    assert {each["verdict"] for each in summary["verdicts"]} == {"cannot-conclude"}
-    assert "attack-failed-undefended" in {flag["code"] for flag in summary["flags"]}
+    assert summary.ledger.batch_norm is True
+    assert summary.ledger.num_examples == 32
+    assert summary.ledger.stage == "after 2 rounds"
+    assert {each.verdict for each in summary.verdicts} == {"cannot-conclude"}
+    assert "attack-failed-undefended" in {flag.code for flag in summary.flags}
 
 
 def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
@@ -75,7 +76,6 @@ def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
     found = {}
     for name, runner in (("local", run_locally), ("ray", run_on_ray)):
         run(experiment, tmp_path / name, runner)
-        lines = [json.loads(line) for line in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
-        found[name] = {line["id"]: {**line, "seconds": None} for line in lines}
+        found[name] = {key: changed(trial, seconds=0.0) for key, trial in read_trials(tmp_path / name).items()}
     assert len(found["ray"]) == 8
     assert found["ray"] == found["local"]

@@ -15,8 +15,9 @@ from leaktight.attacks.generative.ggl import Ggl
 from leaktight.attacks.generative.gias import Gias
 from leaktight.attacks.matching.many import reconstruct_all
 from leaktight.attacks.presets.preset import Preset
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, parameters_of
-from leaktight.core.types import Batch, ImageShape
+from leaktight.core.types import Batch
 from leaktight.metrics.lpips import Lpips
 from leaktight.models import build_model, representation
 from leaktight.models.gan import Dcgan
@@ -59,7 +60,7 @@ def test_nearer_than_the_best_of_a_hundred_samples(root: Path, kind: str) -> Non
     generator = source.read()
     faces = generator.sample(torch.randn(VICTIMS, 100, generator=replayed(5).child("victims").public()))
     random = generator.sample(torch.randn(100, 100, generator=replayed(9).public()))
-    model = build_model(LeNetZhu(activation="relu"), ImageShape(3, 64, 64), 10, rng=replayed(0))
+    model = build_model(LeNetZhu(activation="relu"), Images(3, 64, 64), 10, rng=replayed(0))
     labels = torch.arange(VICTIMS)
     victims = []
     for place in range(VICTIMS):

@@ -48,7 +48,7 @@ def test_it_reads_some_real_words(real_data: Path) -> None:
     federation, server = trained(FedAvg())
     data = Iiit5k().load(real_data)
     words = Examples(
-        torch.cat([data.train.images, data.test.images]), torch.cat([data.train.targets, data.test.targets])
+        torch.cat([data.train.inputs, data.test.inputs]), torch.cat([data.train.targets, data.test.targets])
     )
     lengths = (words.targets >= 0).sum(1)
     words = words.take(((lengths >= 3) & (lengths <= 5)).nonzero().flatten())

@@ -92,7 +92,7 @@ def prior_weight(seen: Observation, noise_std: float, contrast: float) -> float:
     size = sum(tensor.numel() for tensor in seen.update.tensors.values())
     square = float(squared_norm(seen.update.tensors.values()))
     signal = max(square - size * noise_std**2, square * _LEAST_SIGNAL**2)
-    pixels = math.prod(seen.input_shape) * (seen.batch_size or 1)
+    pixels = seen.inputs.size * (seen.batch_size or 1)
     return noise_std**2 * pixels / (math.sqrt(signal * square) * contrast) if square else 0.0
 
 

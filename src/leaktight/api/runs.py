@@ -9,7 +9,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.engines.cluster import run_on_ray
 from leaktight.engines.tasks import Runner, run_locally
-from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder
+from leaktight.results.folder import RunFolder, latest_folder, next_folder
 
 RUNS = Path("runs")
 PRELOAD = "leaktight.audit.preload"

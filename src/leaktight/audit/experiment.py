@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import nn
 
-from leaktight.audit.attempt import attempt
+from leaktight.audit.attempt import Attempted, attempt, picture_paths
 from leaktight.audit.judge import judge
-from leaktight.audit.ledger import ledger_of, threat_of
+from leaktight.audit.ledger import LABELS_FOUND, ledger_of, threat_of
 from leaktight.audit.plan import Experiment, TrialSpec
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
@@ -25,8 +24,8 @@ from leaktight.engines.training import restored_state
 from leaktight.fl.federation import Federation, FederationState, first_state
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
+from leaktight.results.schema import SCHEMA_VERSION, Pictures, TrialHead, TrialOutcome
 
-SCHEMA_VERSION = 1
 PUBLIC_EXAMPLES = 512
 
 
@@ -58,34 +57,25 @@ class Site:
         spec = self.experiment.by_id[job["id"]]
         return attempt(self._head(spec), lambda: self._run(spec))
 
-    def _head(self, spec: TrialSpec) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "id": spec.id,
-            "attack": spec.attack.name,
-            "attack_settings": dict(spec.attack.settings),
-            "role": spec.attack.role,
-            "defense": spec.defense.name,
-            "defense_settings": dict(spec.defense.settings),
-            "adaptive": spec.attack.adaptive,
-            "trial": spec.trial,
-            "round": spec.round,
-            "client": self.experiment.victim(spec.trial),
-            "seed": self.experiment.seed,
-            "status": "done",
-            "error": None,
-            "threat": threat_of(spec.attack.threat(self.experiment.threat)),
-            "ledger": {},
-            "scores": {},
-            "label_accuracy": None,
-            "loss": None,
-            "first_loss": None,
-            "update_changed": None,
-            "model_accuracy": self.accuracy.get(state_key(spec.defense.name, spec.round)),
-            "images": None,
-        }
+    def _head(self, spec: TrialSpec) -> TrialHead:
+        return TrialHead(
+            schema_version=SCHEMA_VERSION,
+            id=spec.id,
+            attack=spec.attack.name,
+            attack_settings=dict(spec.attack.settings),
+            role=spec.attack.role,
+            defense=spec.defense.name,
+            defense_settings=dict(spec.defense.settings),
+            adaptive=spec.attack.adaptive,
+            trial=spec.trial,
+            round=spec.round,
+            client=self.experiment.victim(spec.trial),
+            seed=self.experiment.seed,
+            threat=threat_of(spec.attack.threat(self.experiment.threat)),
+            model_accuracy=self.accuracy.get(state_key(spec.defense.name, spec.round)),
+        )
 
-    def _run(self, spec: TrialSpec) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _run(self, spec: TrialSpec) -> Attempted:
         experiment = self.experiment
         if spec.defense.name in self.failed:
             raise LeaktightError(f"training with {spec.defense.name} failed: {self.failed[spec.defense.name]}")
@@ -102,16 +92,18 @@ class Site:
         truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
         judged = judge(found.guess, truth, self.metrics)
         ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
-        line = {
-            "ledger": ledger,
-            "scores": judged.scores,
-            "label_accuracy": judged.label_accuracy if ledger["labels"] in ("inferred", "searched") else None,
-            "loss": found.loss,
-            "first_loss": first[0] if first else None,
-            "update_changed": self._changed(spec, federation, trace, victim),
-            "images": {"size": judged.size, "count": judged.count},
-        }
-        return line, {"truth": judged.truth, "guess": judged.guess}
+        true, guess = picture_paths(spec.id)
+        outcome = TrialOutcome(
+            ledger=ledger,
+            scores=judged.scores,
+            metrics=judged.notes,
+            label_accuracy=judged.label_accuracy if ledger.labels in LABELS_FOUND else None,
+            loss=found.loss,
+            first_loss=first[0] if first else None,
+            update_changed=self._changed(spec, federation, trace, victim),
+            images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
+        )
+        return outcome, {true: judged.truth, guess: judged.guess}
 
     def _play(
         self, spec: TrialSpec, federation: Federation, observe: Callable[[RoundTrace], Observation]

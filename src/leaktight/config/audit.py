@@ -22,59 +22,12 @@ from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
-from leaktight.data.dataset import Dataset
+from leaktight.data.dataset import Dataset, data_root
 from leaktight.data.partition import Partition
-from leaktight.data.sources import data_root
 from leaktight.defenses.compression import GradientCompression
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
-
-OWN_SCENARIO = """
-[partition]
-kind = "iid"
-clients = 20
-[model]
-kind = "lenet_zhu"
-init = "wide"
-activation = "sigmoid"
-[local]
-learning_rate = 0.2
-[federation]
-rounds = 20
-[threat]
-knows = ["batch_size", "buffers", "labels", "local_training"]
-[audit]
-trials = 5
-adapted = ["csdlg"]
-[audit.local]
-epochs = 1
-samples = 1
-batch_size = 1
-"""
-"""What is attacked without a config: updates of one example in one step, labels known, weights that leak well.
-
-No real update is easier, so this is an upper bound. With a model or data of a Python caller, attacks have their own
-strength.
-"""
-
-AUDIT_SCENARIO = (
-    OWN_SCENARIO
-    + """
-[[attack]]
-kind = "csdlg"
-iterations = 8
-[[attack]]
-kind = "dlg"
-iterations = 15
-restarts = 1
-[[attack]]
-kind = "inverting_gradients"
-iterations = 400
-learning_rate = 0.1
-"""
-)
-"""The same with attacks that are quick on the built-in data and network."""
 
 CONTROLS = (PriorOnly, MeanImage, NearestPublicImage)
 SMALL_NETWORK = 200_000
@@ -189,11 +142,11 @@ def _names(methods: Sequence[Any]) -> list[str]:
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     """The scenario in plain words."""
     federation = experiment.federation
-    shape, server = federation.dataset.shape, federation.server
+    server = federation.server
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
         "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
-        f"{shape.channels} x {shape.height} x {shape.width}, {federation.dataset.num_classes} classes",
+        f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes",
         "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "
         f"weights: {config.model.init}, {config.model.mode} mode",
         "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "

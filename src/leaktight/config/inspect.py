@@ -23,12 +23,13 @@ from leaktight.config.settings import model_source
 from leaktight.config.tables import Table, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, LeaktightError, UsageError, suggestion
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import ImageShape, Mode, Params
-from leaktight.data.sources import data_root
+from leaktight.core.types import Mode, Params
+from leaktight.data.dataset import data_root
 from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspect.checks import looks_of
 from leaktight.inspect.files import Held, TrueExamples, held, read_truth
@@ -46,14 +47,14 @@ class Request:
     """What a user says about a captured update. None: not said.
 
     before: the model that the client got. after: what it sent back; update: its change instead, of this `kind`. All are
-    files, or tensors by name. shape: of one image. mean, std: normalisation of images in [0, 1] before the network.
+    files, or tensors by name. inputs: the size of one image. mean, std: of images in [0, 1], before the network.
     labels: those that the attacker knows. truth: the true images (N, C, H, W) in [0, 1], or a file of them.
     given: a table or an object for `local`. overrides: "table.key=value". attacks: kinds or objects to try.
     """
 
     model: str | nn.Module
     before: Path | Params
-    shape: ImageShape
+    inputs: Images
     after: Path | Params | None = None
     update: Path | Params | None = None
     kind: Literal["delta", "gradient"] | None = None
@@ -86,13 +87,13 @@ def prepare(request: Request) -> Prepared:
     """Read and check everything that the request names; nothing is attacked yet."""
     kind = _kind(request)
     tables = _tables(request)
-    truth = None if request.truth is None else read_truth(request.truth, request.shape)
+    truth = None if request.truth is None else read_truth(request.truth, request.inputs)
     count = count_examples(request.batch_size, request.labels, truth)
     source = model_source(tables["model"], WHERE)
     try:
         settings = CaptureSettings(
             model=source,
-            shape=request.shape,
+            inputs=request.inputs,
             num_classes=request.classes,
             mean=request.mean,
             std=request.std,
@@ -253,7 +254,7 @@ def _record(request: Request, inspection: Inspection, before: Held, change: Held
         "change": str(change.path),
         "change_sha256": change.digest,
         "change_is": kind,
-        "shape": list(settings.shape),
+        "shape": list(settings.inputs.shape),
         "classes": inspection.captured.seen.num_classes,
         "mean": list(settings.mean),
         "std": list(settings.std),
@@ -273,7 +274,7 @@ def _record(request: Request, inspection: Inspection, before: Held, change: Held
 
 def _facts(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:
     captured, settings = inspection.captured, inspection.captured.settings
-    seen, shape = captured.seen, settings.shape
+    seen = captured.seen
     looks = looks_of(seen.update.tensors)
     files = f"{change.path.name} minus {before.path.name}" if kind == "after" else f"{kind} {change.path.name}"
     parameters = sum(tensor.numel() for tensor in seen.broadcast.params.values())
@@ -283,7 +284,7 @@ def _facts(request: Request, inspection: Inspection, before: Held, change: Held,
     types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
     return {
         "data": f"{files}: {_counted(settings.num_examples, 'example')} of "
-        f"{shape.channels} x {shape.height} x {shape.width}, {seen.num_classes} classes",
+        f"{' x '.join(map(str, settings.inputs.shape))}, {seen.num_classes} classes",
         "model": f"{request.model_name}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
         "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
         f"{len(seen.update.tensors)} of {len(seen.broadcast.params)} tensors",

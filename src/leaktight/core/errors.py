@@ -38,6 +38,10 @@ class ChecksumError(DataError):
     """A file has another checksum than the published one."""
 
 
+class InputsError(UsageError):
+    """Examples of a kind or size that a method does not take."""
+
+
 class ModelError(UsageError):
     """A model that cannot be built or does not fit the data."""
 
@@ -52,6 +56,10 @@ class RoundFailedError(LeaktightError):
 
 class RefusedError(LeaktightError):
     """A client refuses to train on the model that it received."""
+
+
+class ResultsError(UsageError):
+    """A result file that is damaged, not Leaktight's, or of a later version."""
 
 
 class CheckpointError(LeaktightError):

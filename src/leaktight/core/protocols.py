@@ -17,7 +17,8 @@ from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.inputs import ALL_INPUTS, ONLY_IMAGES, Inputs, require_inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
@@ -129,6 +130,11 @@ class Step:
 @dataclass(frozen=True)
 class Defense:
     """No defense: every hook is the identity. A subclass has its settings as fields, and its memory in `state`."""
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        """The kinds of input that it works on."""
+        return ALL_INPUTS
 
     @property
     def private_parts(self) -> bool:
@@ -251,6 +257,11 @@ class Attack(Protocol):
     """Turns what was seen into a guess. Settings in the constructor, data at call time."""
 
     @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        """The kinds of input that it can find."""
+        return ONLY_IMAGES
+
+    @property
     def requires(self) -> frozenset[Knowledge]:
         """The facts without which it cannot run."""
         ...
@@ -258,6 +269,15 @@ class Attack(Protocol):
     def reconstruct(
         self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None
     ) -> Reconstruction: ...
+
+
+def require_seen(attack: Attack, seen: Sequence[Observation]) -> Observation:
+    """The first of what was seen; an error unless there is one and all show inputs that the attack takes."""
+    if not seen:
+        raise UsageError("expected at least one observation, got none")
+    for each in seen:
+        require_inputs(type(attack).__name__, attack.takes, each.inputs)
+    return seen[0]
 
 
 @runtime_checkable

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.secret import KEY_BYTES, SecretStream
+from leaktight.core.keys import KEY_BYTES
+from leaktight.core.secret import SecretStream
 
 _TYPE_TAG = {int: b"i", str: b"s"}
 _BYTES = b"leaktight secret"  # 16 bytes, the most that BLAKE2b takes
@@ -105,18 +106,6 @@ def _hashed(parts: tuple[int | str, ...], digest: hashlib.blake2b) -> bytes:
         encoded = str(part).encode()
         digest.update(_TYPE_TAG[type(part)] + len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
-
-
-def parse_key(text: str) -> bytes:
-    """A secret key from its hexadecimal digits.
-
-    >>> parse_key("00" * 32) == bytes(32)
-    True
-    """
-    digits = text.lower()
-    if len(digits) != 2 * KEY_BYTES or not set(digits) <= set("0123456789abcdef"):
-        raise ValueError(f"expected {2 * KEY_BYTES} hexadecimal digits, got {len(text)} characters")
-    return bytes.fromhex(digits)
 
 
 @contextmanager

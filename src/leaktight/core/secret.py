@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leaktight.core.keys import KEY_BYTES
 from leaktight.core.tensors import unflattened
 from leaktight.core.types import Params
 
@@ -33,7 +34,6 @@ Numbers: TypeAlias = NDArray[np.floating]
 Words: TypeAlias = NDArray[np.signedinteger]
 Dtype: TypeAlias = type[np.float32] | type[np.float64]
 
-KEY_BYTES = 32
 GRID_BITS = 12
 """`released` rounds to a grid whose spacing is the noise's standard deviation / 2^GRID_BITS, or up to half of that."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +23,45 @@ class Penalised(NamedTuple):
     penalty: Tensor  # (N,), added to the loss of each example
 
 
-class Task(Protocol):
-    """loss: of each example (N,), differentiable. correct: which examples are right (N,)."""
+class Task(ABC):
+    """A task: the targets of a model, and how its outputs are compared with them.
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+    one_class: whether a target is one class index (N,). Only then can data be divided by class, and labels be inferred
+    from the gradient of the last layer.
+    """
 
-    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+    one_class: ClassVar[bool] = False
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example (N,), differentiable."""
+
+    @abstractmethod
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Which examples are right (N,)."""
+
+    @abstractmethod
+    def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        """Targets of `count` examples, guessed without any observation."""
+
+    def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
+        """The shape that outputs of shape `got` should have; sizes that the task leaves open are those of `got`."""
+        return got
+
+    def join(self, targets: Sequence[Tensor]) -> Tensor:
+        """The targets of several data sets as one."""
+        return torch.cat([*targets])
+
+    def fault(self, targets: Tensor, num_classes: int) -> str | None:
+        """The fault of the targets of a data set, as "X, got Y" where X was expected; None if there is none."""
+        return None
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """Cross-entropy on logits (N, C). Targets are class indices (N,), or class probabilities (N, C) in attacks."""
+
+    one_class = True
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -39,9 +69,21 @@ class Classification:
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.argmax(1) == targets
 
+    def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(num_classes, (count,), generator=generator).sort().values
+
+    def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
+        return *got[:1], num_classes
+
+    def fault(self, targets: Tensor, num_classes: int) -> str | None:
+        if targets.ndim != 1:
+            return f"labels of one class for each example, got {tuple(targets.shape)}"
+        low, high = int(targets.min()), int(targets.max())
+        return None if 0 <= low <= high < num_classes else f"labels in 0..{num_classes - 1}, got {low}..{high}"
+
 
 @dataclass(frozen=True)
-class WordRecognition:
+class WordRecognition(Task):
     """CTC on log-probabilities (N, T, blank + 1). Targets are words (N, L) of symbol numbers, padded with -1.
 
     The sum over alignments is computed step by step, because PyTorch's CTC has no second derivative, which gradient
@@ -86,6 +128,17 @@ class WordRecognition:
         width = max(found.shape[1], targets.shape[1])
         found, wanted = (F.pad(words, (0, width - words.shape[1]), value=-1) for words in (found, targets))
         return (found == wanted).all(1)
+
+    def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        """Empty words."""
+        return torch.full((count, 1), -1)
+
+    def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
+        return *got[:1], got[1] if len(got) == 3 else 1, self.blank + 1
+
+    def join(self, targets: Sequence[Tensor]) -> Tensor:
+        width = max(words.shape[1] for words in targets)
+        return torch.cat([F.pad(words, (0, width - words.shape[1]), value=-1) for words in targets])
 
     def decode(self, outputs: Tensor) -> Tensor:
         """The most likely symbol of each step, with repeats merged and without blanks: words (N, T) padded with -1."""

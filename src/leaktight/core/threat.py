@@ -55,7 +55,7 @@ class ThreatModel:
             task=trace.task,
             broadcast=trace.broadcast,
             update=update if Knowledge.BUFFERS in self.knows else replace(update, buffers=None),
-            input_shape=trace.input_shape,
+            inputs=trace.inputs,
             num_classes=trace.num_classes,
             labels=_disclosed(targets, count) if Knowledge.LABELS in self.knows else None,
             batch_size=count,
@@ -92,7 +92,5 @@ def _disclosed(targets: Tensor, count: int | None) -> Tensor:
     if count is None:
         distinct: Tensor = targets.unique(dim=0)
         return distinct
-    if targets.ndim == 1:
-        return targets.sort().values
     order = sorted(range(len(targets)), key=lambda row: targets[row].tolist())
     return targets[torch.tensor(order, dtype=torch.long)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import DataError
+from leaktight.core.inputs import Images, Inputs
 
 if TYPE_CHECKING:
     from leaktight.core.protocols import Defense
@@ -28,17 +28,9 @@ Mode = Literal["train", "eval"]
 """The mode of batch normalisation and dropout."""
 
 
-class ImageShape(NamedTuple):
-    """The size of one image."""
-
-    channels: int
-    height: int
-    width: int
-
-
 @dataclass(frozen=True)
 class Batch:
-    """Examples as a model takes them: inputs (N, C, H, W) in [0, 1], targets (N,) or (N, L)."""
+    """Examples as a model takes them: inputs (N, ...), images (N, C, H, W) in [0, 1]; targets as the task has them."""
 
     inputs: Tensor
     targets: Tensor
@@ -67,33 +59,39 @@ class HiddenBatch(Batch):
 
 @dataclass(frozen=True)
 class Examples:
-    """Stored examples: images (N, C, H, W) as bytes, targets (N,) class indices or (N, L) encoded words."""
+    """Stored examples: inputs (N, ...) as their kind stores them (images: bytes), targets as the task has them.
 
-    images: Tensor
+    kind: what the examples are.
+    """
+
+    inputs: Tensor
     targets: Tensor
+    kind: type[Inputs] = Images
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+        self.kind.of(self.inputs)
+        if len(self.inputs) != len(self.targets):
             raise DataError(
-                f"expected images (N, C, H, W) of bytes, got {tuple(self.images.shape)} of {self.images.dtype}"
-            )
-        if len(self.images) != len(self.targets):
-            raise DataError(
-                f"expected one target per image, got {len(self.images)} images, {len(self.targets)} targets"
+                f"expected one target per example, got {len(self.inputs)} examples, {len(self.targets)} targets"
             )
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
+
+    @property
+    def example(self) -> Inputs:
+        """What one of them is."""
+        return self.kind.of(self.inputs)
 
     def take(self, indices: Tensor) -> Examples:
-        return Examples(self.images[indices], self.targets[indices])
+        return Examples(self.inputs[indices], self.targets[indices], self.kind)
 
     def part(self, start: int, stop: int) -> Examples:
         """A range of the examples, without copying them."""
-        return Examples(self.images[start:stop], self.targets[start:stop])
+        return Examples(self.inputs[start:stop], self.targets[start:stop], self.kind)
 
     def batch(self, indices: Tensor | slice = slice(None)) -> Batch:
-        return Batch(self.images[indices].to(torch.float32).div_(255), self.targets[indices])
+        return Batch(self.example.loaded(self.inputs[indices]), self.targets[indices])
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class RoundTrace:
     local: LocalTraining
     defense: Defense
     mode: Mode
-    input_shape: ImageShape
+    inputs: Inputs
     num_classes: int
     public_data: Batch | None = None
 
@@ -185,7 +183,7 @@ class Observation:
     task: Task
     broadcast: Broadcast
     update: Update
-    input_shape: ImageShape
+    inputs: Inputs
     num_classes: int
     labels: Tensor | None = None
     batch_size: int | None = None

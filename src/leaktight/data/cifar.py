@@ -96,7 +96,7 @@ def _from_binary(path: Path, num_labels: int, column: int) -> Examples:
 
 
 def _joined(parts: Sequence[Examples]) -> Examples:
-    return Examples(torch.cat([part.images for part in parts]), torch.cat([part.targets for part in parts]))
+    return Examples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
 
 
 @dataclass(frozen=True, kw_only=True)

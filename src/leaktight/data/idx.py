@@ -138,4 +138,4 @@ class Emnist(PartSettings):
         stem = f"emnist-{self.split}-{part}"
         examples = _read_part("emnist", _folders(root, "emnist", "EMNIST"), stem, first_label=first)
         # The files store each image column by column.
-        return Examples(examples.images.transpose(2, 3).contiguous(), examples.targets)
+        return Examples(examples.inputs.transpose(2, 3).contiguous(), examples.targets)

@@ -283,7 +283,7 @@ def _expect_enough(dataset: Dataset, parts: int, what: str, each: int = 1) -> No
 
 
 def _class_labels(dataset: Dataset) -> Tensor:
-    if dataset.train.targets.ndim != 1:
+    if not dataset.task.one_class:
         raise UsageError(
             f"{dataset.name}: expected one class per example to divide by class, got words; "
             "choose the partition iid, by_source or pooled"

@@ -112,7 +112,7 @@ class PartSettings(SplitSettings):
         return Dataset(name, self._sized(train), self._sized(test), class_names)
 
     def _sized(self, examples: Examples) -> Examples:
-        return Examples(resize_images(examples.images, self.size), examples.targets)
+        return Examples(resize_images(examples.inputs, self.size), examples.targets)
 
 
 def _part_hint(read: Callable[[Part], Examples]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import stat
 import tarfile
@@ -16,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 import httpx
-import platformdirs
 
 from leaktight.core.errors import DataError, UsageError, suggestion
 from leaktight.data.download import RemoteFile, checksum_of, fetch, named_os_errors
@@ -52,14 +50,6 @@ class SourceReport:
     @property
     def usable(self) -> bool:
         return self.state in ("ready", "unchecked")
-
-
-def data_root(option: Path | None = None) -> Path:
-    """The folder of all data sets: the option, else the environment variable LEAKTIGHT_DATA, else the user's cache."""
-    if option is not None:
-        return option.expanduser()
-    environment = os.environ.get("LEAKTIGHT_DATA")
-    return Path(environment).expanduser() if environment else platformdirs.user_cache_path("leaktight")
 
 
 def prepare(

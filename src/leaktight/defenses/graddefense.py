@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import unflattened
@@ -69,6 +70,10 @@ class GradDefense(Defense):
         require_choice("variant", self.variant, ("paper", "code"))
         if self.compensation_scale is not None:
             require_non_negative(compensation_scale=self.compensation_scale)
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return ONLY_IMAGES  # it needs the derivative with respect to the input
 
     def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
         report("noise_std", self.noise_std)

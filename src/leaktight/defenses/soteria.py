@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, ModelError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State
@@ -50,6 +51,10 @@ class Soteria(Defense):
     def __post_init__(self) -> None:
         require_share(prune_share=self.prune_share)
         require_non_negative(epsilon=self.epsilon)
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return ONLY_IMAGES  # it needs the derivative with respect to the input
 
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
         final_linear(model)  # a model without one is an error before the first step

@@ -13,6 +13,7 @@ from typing import NoReturn
 from torch import nn
 
 from leaktight.core.errors import OutsideBudgetError, UsageError
+from leaktight.core.inputs import Inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.protocols import (
     Answers,
@@ -56,6 +57,10 @@ class Stack(Defense):
         for part in self.parts:
             if not isinstance(part, Defense):
                 raise ValueError(f"expected defenses in parts, got {type(part).__name__}")
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return frozenset.intersection(*(part.takes for part in self.parts))
 
     @property
     def named(self) -> dict[str, Defense]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import Aggregator, Defense, Guard
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
@@ -104,6 +105,7 @@ def assemble(
     rng: Rng,
 ) -> Federation:
     """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
+    require_inputs(type(defense).__name__, defense.takes, dataset.inputs)
     model = defense.prepare(copy.deepcopy(model), rng=rng.child("defense", "prepare"))
     shares: dict[str, Share] = {}
     order: list[Tensor] = []
@@ -128,6 +130,7 @@ def assemble(
 
 def defended(federation: Federation, defense: Defense) -> Federation:
     """An undefended federation with a defense: everything else, down to the random streams, is the same."""
+    require_inputs(type(defense).__name__, defense.takes, federation.dataset.inputs)
     model = defense.prepare(copy.deepcopy(federation.trainer.model), rng=federation.rng.child("defense", "prepare"))
     return replace(
         federation,

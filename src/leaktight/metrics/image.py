@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import Images
 
 MIN_MSE = 1e-10
 """The smallest MSE in a PSNR: identical images have 100 dB, means are finite. Rounding to bytes gives about 59 dB."""
@@ -29,13 +30,8 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
 
 
 def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
-    """Images as detached float64 on the CPU. Bytes are refused, because they are not in [0, 1]."""
-    if images.ndim != 4 or not images.numel() or not images.is_floating_point():
-        raise UsageError(
-            f"expected images (N, C, H, W) of floats in [0, 1], got {tuple(images.shape)} of {images.dtype}; "
-            "divide bytes by 255"
-        )
-    images = images.detach().to("cpu", torch.float64)
+    """Images as detached float64 on the CPU."""
+    images = Images.checked(images).detach().to("cpu", torch.float64)
     return images.clamp(0, 1) if clamp else images
 
 

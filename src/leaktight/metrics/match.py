@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import GREY
 from leaktight.core.protocols import Metric
 from leaktight.metrics.image import as_images
 
@@ -22,7 +22,6 @@ Cost = Callable[[Tensor, Tensor], Tensor]
 
 NO_GUESS = -1
 _SIGN = {"low": 1.0, "high": -1.0}
-_GREY = 0.5
 
 
 def mse_cost(guess: Tensor, truth: Tensor) -> Tensor:
@@ -57,6 +56,8 @@ def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> 
             f"expected guesses and truths (N, C, H, W) of one image shape, "
             f"got {tuple(guess.shape)} and {tuple(truth.shape)}"
         )
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     assignment = torch.full((len(truth),), NO_GUESS)
     if not len(guess) or not len(truth):
         return assignment
@@ -71,7 +72,7 @@ def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> 
 def align(guess: Tensor, truth: Tensor, assignment: Tensor) -> Tensor:
     """The guesses in the order of the truths; mid-grey for a truth without a guess."""
     found = assignment != NO_GUESS
-    aligned = torch.full_like(truth, _GREY, dtype=guess.dtype, device=guess.device)
+    aligned = torch.full_like(truth, GREY, dtype=guess.dtype, device=guess.device)
     aligned[found.to(guess.device)] = guess[assignment[found].to(guess.device)]
     return aligned
 

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Metric
 
 LeaksWhen = Literal["high", "low"]
@@ -48,12 +49,14 @@ class FunctionMetric(Metric):
 class MetricSpec:
     """An entry of the catalogue.
 
-    judges: the inputs of the metric: images, or the labels of a batch. legacy: a metric of published code, for
-    comparing with published tables only. build: makes the metric, or raises `MetricUnavailable`.
+    judges: the inputs of the metric: images, or the labels of a batch. takes: the kinds of input whose guesses it can
+    score. legacy: a metric of published code, for comparing with published tables only. build: makes the metric, or
+    raises `MetricUnavailable`.
     """
 
     leaks_when: LeaksWhen
     description: str
     build: Callable[[Resources], Metric]
     judges: Literal["images", "labels"] = "images"
+    takes: frozenset[type[Inputs]] = ONLY_IMAGES
     legacy: bool = False

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.kernels import quick_kernels
-from leaktight.core.types import ImageShape
 from leaktight.models.source import Network, require_positive
 
 _NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # Keras's values; PyTorch's momentum is 1 - Keras's
@@ -67,11 +67,11 @@ class BidirectionalLstm(nn.Module):
 class ColumnReader(nn.Module):
     """Convolutions and two bidirectional LSTMs over the columns; log-probabilities of characters per column."""
 
-    def __init__(self, normalize: nn.Module, shape: ImageShape, num_outputs: int, *, width: int, units: int) -> None:
+    def __init__(self, normalize: nn.Module, inputs: Images, num_outputs: int, *, width: int, units: int) -> None:
         super().__init__()
         self.normalize = normalize
         self.features = nn.Sequential(
-            *_convolution(shape.channels, width),
+            *_convolution(inputs.channels, width),
             nn.MaxPool2d(2),
             *_convolution(width, 2 * width),
             nn.MaxPool2d(2),
@@ -87,7 +87,7 @@ class ColumnReader(nn.Module):
         )
         self.norm = nn.BatchNorm1d(8 * width, eps=_NORM_EPS, momentum=_NORM_MOMENTUM)
         self.rnn = nn.Sequential(
-            BidirectionalLstm(8 * width * (shape.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
+            BidirectionalLstm(8 * width * (inputs.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
         )
         self.classifier = nn.Linear(2 * units, num_outputs)
         for module in self.modules():
@@ -130,10 +130,12 @@ class Crnn(Network):
         super().__post_init__()
         require_positive(width=self.width, units=self.units)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        if shape.height < 32 or shape.width < 8:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        if inputs.height < 32 or inputs.width < 8:
             raise ModelError(
-                f"expected images of 32x8 or more for crnn, got {shape.height}x{shape.width}; "
+                f"expected images of 32x8 or more for crnn, got {inputs.height}x{inputs.width}; "
                 "scale words to a height of 32, as in the paper (32x100)"
             )
-        return ColumnReader(self.normalizer(shape.channels), shape, num_classes + 1, width=self.width, units=self.units)
+        return ColumnReader(
+            self.normalizer(inputs.channels), inputs, num_classes + 1, width=self.width, units=self.units
+        )

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.own import check_target
 from leaktight.core.tensors import buffers_of, cloned
-from leaktight.core.types import ImageShape, Params
+from leaktight.core.types import Params
 from leaktight.models.initialise import load_weights, read_weights
 from leaktight.models.source import reason, require_choice, require_positive
 from leaktight.models.user import built_by
@@ -40,14 +41,14 @@ _TO_UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Generator:
     """A network from latents (N, `latent`) to images, with its weights, in evaluation mode.
 
-    shape: of its images. num_classes: the classes of a class-conditional generator; None if it takes only latents.
+    makes: its images. num_classes: the classes of a class-conditional generator; None if it takes only latents.
     output: the range of its pixels, "tanh" [-1, 1] or "unit" [0, 1].
     weights, statistics: its parameters and its buffers by name.
     """
 
     network: nn.Module
     latent: int
-    shape: ImageShape
+    makes: Images
     num_classes: int | None = None
     output: Output = "tanh"
 
@@ -70,16 +71,16 @@ class Generator:
         with torch.no_grad():
             return self.images(self.weights, self.statistics, latents, labels)
 
-    def fitted(self, images: Tensor, shape: ImageShape) -> Tensor:
-        """Images of the generator, resized to `shape` by averaging areas, as GGL reduces 256 to 224 pixels."""
-        return images if self.shape == shape else F.interpolate(images, size=tuple(shape)[1:], mode="area")
+    def fitted(self, images: Tensor, wanted: Images) -> Tensor:
+        """Images of the generator, resized to `wanted` by averaging areas, as GGL reduces 256 to 224 pixels."""
+        return images if self.makes == wanted else F.interpolate(images, size=wanted.shape[1:], mode="area")
 
-    def check_fits(self, shape: ImageShape, num_classes: int) -> None:
-        """Raise ModelError unless its images are at least of `shape`, and of all classes if it is class-conditional."""
-        sides = zip(tuple(self.shape)[1:], tuple(shape)[1:], strict=True)
-        if self.shape.channels != shape.channels or any(own < wanted for own, wanted in sides):
+    def check_fits(self, wanted: Images, num_classes: int) -> None:
+        """Raise ModelError unless its images are at least as large as `wanted`, and of all classes if conditional."""
+        sides = zip(self.makes.shape[1:], wanted.shape[1:], strict=True)
+        if self.makes.channels != wanted.channels or any(own < side for own, side in sides):
             raise ModelError(
-                f"expected a generator of images of {_by(shape)}, got one of {_by(self.shape)}; scale the data or "
+                f"expected a generator of images of {wanted}, got one of {self.makes}; scale the data or "
                 "train a generator for them (leaktight generator train)"
             )
         if self.num_classes is not None and self.num_classes < num_classes:
@@ -118,7 +119,7 @@ class Dcgan(GeneratorSource):
         latent, *start = (kernels[0].shape[place] for place in (0, 2, 3))
         widths = [kernel.shape[0] for kernel in kernels[1:]]
         sides = [side * 2 ** len(widths) for side in start]
-        shape = _stored_shape(path) or ImageShape(kernels[-1].shape[1], *sides)
+        shape = _stored_shape(path) or Images(kernels[-1].shape[1], *sides)
         network = DcganNetwork(latent, widths, shape)
         load_weights(network, path)
         return _ready(network, latent, f"the DCGAN in {path}")
@@ -144,7 +145,7 @@ class MlpGan(GeneratorSource):
                 f"expected linear layers that end in {math.prod(self.shape)} outputs in {self.path}, got "
                 f"{[tuple(size) for size in sizes]}; set shape to that of the images"
             )
-        network = MlpNetwork([sizes[0][1], *(size[0] for size in sizes)], ImageShape(*self.shape))
+        network = MlpNetwork([sizes[0][1], *(size[0] for size in sizes)], Images(*self.shape))
         load_weights(network.layers, self.path)
         return _ready(network, sizes[0][1], f"the network in {self.path}")
 
@@ -184,15 +185,15 @@ class DcganNetwork(nn.Module):
     cropped.
     """
 
-    def __init__(self, latent: int, widths: Sequence[int], shape: ImageShape) -> None:
+    def __init__(self, latent: int, widths: Sequence[int], inputs: Images) -> None:
         super().__init__()
-        start = [math.ceil(side / 2 ** len(widths)) for side in shape[1:]]
+        start = [math.ceil(side / 2 ** len(widths)) for side in inputs.shape[1:]]
         layers = [nn.ConvTranspose2d(latent, widths[0], (start[0], start[1]), bias=False), *_normed(widths[0])]
         for before, after in pairwise(widths):
             layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False), *_normed(after)]
-        layers += [nn.ConvTranspose2d(widths[-1], shape.channels, 4, stride=2, padding=1, bias=False), nn.Tanh()]
+        layers += [nn.ConvTranspose2d(widths[-1], inputs.channels, 4, stride=2, padding=1, bias=False), nn.Tanh()]
         self.main = nn.Sequential(*layers)
-        self.size = shape[1:]
+        self.size = inputs.shape[1:]
 
     def forward(self, latents: Tensor) -> Tensor:
         images: Tensor = self.main(latents[:, :, None, None])
@@ -207,13 +208,13 @@ def _normed(width: int) -> list[nn.Module]:
 class MlpNetwork(nn.Module):
     """Latents (N, L) to images (N, C, H, W) in [-1, 1] by linear layers of these sizes."""
 
-    def __init__(self, sizes: Sequence[int], shape: ImageShape) -> None:
+    def __init__(self, sizes: Sequence[int], inputs: Images) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1], nn.Tanh())
-        self.shape = shape
+        self.shape = inputs.shape
 
     def forward(self, latents: Tensor) -> Tensor:
         images: Tensor = self.layers(latents)
@@ -225,13 +226,13 @@ def _in_order(stored: Params) -> list[Tensor]:
     return [stored[name] for name in sorted(stored, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
 
 
-def _stored_shape(path: Path) -> ImageShape | None:
+def _stored_shape(path: Path) -> Images | None:
     """The image shape in the metadata of the file, or None."""
     if path.suffix.lower() != ".safetensors":
         return None
     with safe_open(path, "pt") as file:
         shape = (file.metadata() or {}).get("shape")
-    return None if shape is None else ImageShape(*(int(side) for side in shape.split(",")))
+    return None if shape is None else Images(*(int(side) for side in shape.split(",")))
 
 
 def _ready(
@@ -249,8 +250,4 @@ def _ready(
     if not isinstance(made, Tensor) or made.ndim != 4 or len(made) != 2:
         got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise ModelError(f"expected {what} to make images (2, C, H, W) of two latents, got {got}; return only images")
-    return Generator(network, latent, ImageShape(*made.shape[1:]), num_classes, output)
-
-
-def _by(shape: ImageShape) -> str:
-    return "x".join(str(side) for side in shape)
+    return Generator(network, latent, Images(*made.shape[1:]), num_classes, output)

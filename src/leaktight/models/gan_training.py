@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.processes import one_thread
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.types import ImageShape
 from leaktight.models.gan import DcganNetwork
 from leaktight.models.source import require_choice, require_positive
 
@@ -66,10 +66,10 @@ class GanTraining:
         """The number of passes over `num_images` images."""
         return self.epochs or math.ceil(_CRITIC_STEPS[self.kind] / math.ceil(num_images / self.batch_size))
 
-    def widths(self, shape: ImageShape) -> list[int]:
-        """The channels of a generator of images of `shape`."""
+    def widths(self, inputs: Images) -> list[int]:
+        """The channels of a generator of such images."""
         doublings = 1
-        while min(shape[1:]) / 2**doublings > _LARGEST_START:
+        while min(inputs.shape[1:]) / 2**doublings > _LARGEST_START:
             doublings += 1
         return [self.width * 2**place for place in reversed(range(doublings))]
 
@@ -79,23 +79,23 @@ class GanTraining:
         """A generator of images like these, bytes (N, C, H, W), on one thread. Repeatable with the same `rng`."""
         if len(images) < 2:
             raise UsageError(f"expected at least 2 images to train on, got {len(images)}; choose a larger set")
-        shape = ImageShape(*images.shape[1:])
-        if min(shape[1:]) < 8:
-            raise UsageError(f"expected images of at least 8x8 pixels, got {shape.height}x{shape.width}")
+        inputs = Images(*images.shape[1:])
+        if min(inputs.shape[1:]) < 8:
+            raise UsageError(f"expected images of at least 8x8 pixels, got {inputs.height}x{inputs.width}")
         with one_thread():
-            return _Networks(self, shape, rng).run(images, after_epoch)
+            return _Networks(self, inputs, rng).run(images, after_epoch)
 
 
 class _Networks:
     """Generator and critic with their optimisers, and the running mean of the generator."""
 
-    def __init__(self, settings: GanTraining, shape: ImageShape, rng: Rng) -> None:
+    def __init__(self, settings: GanTraining, inputs: Images, rng: Rng) -> None:
         self.settings, self.rng = settings, rng
-        widths = settings.widths(shape)
+        widths = settings.widths(inputs)
         with global_seed(rng.child("build")):
-            self.generator = DcganNetwork(settings.latent, widths, shape)
-            self.mean = DcganNetwork(settings.latent, widths, shape)
-            self.critic = _critic(widths, shape, normed=settings.kind == "dcgan")
+            self.generator = DcganNetwork(settings.latent, widths, inputs)
+            self.mean = DcganNetwork(settings.latent, widths, inputs)
+            self.critic = _critic(widths, inputs, normed=settings.kind == "dcgan")
             if settings.kind == "dcgan":
                 _redraw(self.generator, self.critic)
         self.mean.load_state_dict(self.generator.state_dict())
@@ -178,16 +178,16 @@ _STEP_FUNCTIONS: Mapping[str, Callable[[_Networks, Tensor, int], tuple[float, fl
 }
 
 
-def _critic(widths: list[int], shape: ImageShape, normed: bool) -> nn.Module:
+def _critic(widths: list[int], inputs: Images, normed: bool) -> nn.Module:
     """The mirror image of the generator: images (N, C, H, W) to scores (N, 1)."""
     layers: list[nn.Module] = []
-    channels = shape.channels
+    channels = inputs.channels
     for place, width in enumerate(reversed(widths)):
         layers.append(nn.Conv2d(channels, width, 4, stride=2, padding=1))
         layers += [nn.BatchNorm2d(width)] if normed and place else []
         layers.append(nn.LeakyReLU(0.2))
         channels = width
-    sides = [side // 2 ** len(widths) for side in shape[1:]]
+    sides = [side // 2 ** len(widths) for side in inputs.shape[1:]]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * sides[0] * sides[1], 1))
 
 

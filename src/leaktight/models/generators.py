@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 
 SMALLEST, LARGEST = 32, 256
 """Resolutions at which images are generated: powers of two between these."""
@@ -24,14 +24,14 @@ class GrnnGenerator(nn.Module):
     Reference: Ren et al., GRNN: Generative Regression Neural Network, ACM TIST 2022, section 3.2 and published code.
     """
 
-    def __init__(self, latent: int, shape: ImageShape) -> None:
+    def __init__(self, latent: int, inputs: Images) -> None:
         super().__init__()
-        self.size = shape.height, shape.width
-        doublings = resolution(shape).bit_length() - 3  # from 4x4
+        self.size = inputs.height, inputs.width
+        doublings = resolution(inputs).bit_length() - 3  # from 4x4
         widths = [_LAST_WIDTH << step for step in reversed(range(doublings))]
         self.first = nn.Sequential(nn.ConvTranspose2d(latent, 2 * widths[0], 4), nn.GLU(1))
         self.blocks = nn.Sequential(
-            *(_doubling(before, 2 * after) for before, after in pairwise((*widths, shape.channels)))
+            *(_doubling(before, 2 * after) for before, after in pairwise((*widths, inputs.channels)))
         )
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -41,9 +41,9 @@ class GrnnGenerator(nn.Module):
         return drawn[:, :, top : top + height, left : left + width]
 
 
-def resolution(shape: ImageShape) -> int:
-    """The power of two at which images of this shape are generated."""
-    longest = max(shape.height, shape.width)
+def resolution(inputs: Images) -> int:
+    """The power of two at which images of this size are generated."""
+    longest = max(inputs.height, inputs.width)
     if longest > LARGEST:
         raise ModelError(f"expected images of at most {LARGEST}x{LARGEST} pixels for GRNN, got {longest}; resize them")
     return max(SMALLEST, 1 << (longest - 1).bit_length())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Inputs
 
 NAME = "imprint"
 
@@ -19,9 +19,9 @@ class Imprint(nn.Module):
     top: the largest output of a unit (Hardtanh from 0); None: no limit (ReLU).
     """
 
-    def __init__(self, shape: ImageShape, num_bins: int, top: float | None = None) -> None:
+    def __init__(self, inputs: Inputs, num_bins: int, top: float | None = None) -> None:
         super().__init__()
-        size = shape.channels * shape.height * shape.width
+        size = inputs.size
         self.into = nn.Linear(size, num_bins)
         self.activation = nn.ReLU() if top is None else nn.Hardtanh(0.0, top)
         self.back = nn.Linear(num_bins, size)
@@ -39,7 +39,7 @@ class _First:
         return (model.get_submodule(NAME)(inputs[0]), *inputs[1:])
 
 
-def with_imprint(model: nn.Module, shape: ImageShape, num_bins: int, top: float | None = None) -> nn.Module:
+def with_imprint(model: nn.Module, inputs: Inputs, num_bins: int, top: float | None = None) -> nn.Module:
     """A copy of the model with an imprint module before it, registered first. Other names are unchanged.
 
     num_bins, top: of the `Imprint`.
@@ -50,7 +50,7 @@ def with_imprint(model: nn.Module, shape: ImageShape, num_bins: int, top: float 
     parts = dict(changed.named_children())
     for name in parts:
         delattr(changed, name)
-    for name, part in {NAME: Imprint(shape, num_bins, top), **parts}.items():
+    for name, part in {NAME: Imprint(inputs, num_bins, top), **parts}.items():
         changed.add_module(name, part)
     changed.register_forward_pre_hook(_First())
     return changed

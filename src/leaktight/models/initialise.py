@@ -12,23 +12,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Inputs
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.types import ImageShape
 from leaktight.models.source import ModelSource, reason
 
 WIDE = 0.5
 
 
 def build_model(
-    source: ModelSource, shape: ImageShape, num_classes: int, *, init: str | Path = "default", rng: Rng
+    source: ModelSource, inputs: Inputs, num_classes: int, *, init: str | Path = "default", rng: Rng
 ) -> nn.Module:
-    """The network of `source` for images of `shape`, the same for the same `rng`.
+    """The network of `source` for such inputs, the same for the same `rng`.
 
     init: "default", the initialisation that the network defines; "wide", every parameter from U(-0.5, 0.5); "kaiming",
     He's normal weights and zero biases, which learn faster at small learning rates; or a file of weights.
     """
     with global_seed(rng.child("build")):
-        model = source.build(shape, num_classes)
+        model = source.build(inputs, num_classes)
     if (change := _INITS.get(str(init))) is not None:
         change(model, rng.child("init"))
     elif Path(init).is_file():

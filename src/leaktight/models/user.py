@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Inputs
 from leaktight.core.own import check_target, first_words, load_own, working_folder_importable
 from leaktight.core.tensors import digest
-from leaktight.core.types import ImageShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class UserModel:
     def record(self) -> dict[str, str]:
         return {"kind": self.target}
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        return built_by(self.target, {"shape": shape, "num_classes": num_classes})
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
+        return built_by(self.target, {"shape": inputs.shape, "num_classes": num_classes})
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GivenModel:
     def record(self) -> dict[str, str]:
         return {"kind": type(self.module).__name__, "weights": digest(self.module.state_dict())}
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
         return copy.deepcopy(self.module)
 
 

@@ -54,7 +54,7 @@ def test_at_a_high_temperature_it_is_the_mean_and_its_gradient_has_no_jumps() ->
 @pytest.fixture(scope="module")
 def victim() -> tuple[Observation, Batch]:
     data = Photos(size=32).load(Path())
-    model = build_model(MODELS["grnn_lenet"](), data.shape, data.num_classes, init="wide", rng=replayed(0))
+    model = build_model(MODELS["grnn_lenet"](), data.inputs, data.num_classes, init="wide", rng=replayed(0))
     batch = draw(data, 1, seed=5)
     return replace(observe(model, batch, data.num_classes), labels=batch.targets), batch
 
@@ -83,7 +83,7 @@ def test_the_temperature_falls_in_equal_factors_and_the_observed_model_is_untouc
 
 def test_a_network_without_max_pooling_is_left_alone() -> None:
     data = Photos(size=32).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=replayed(0))
+    model = build_model(MODELS["lenet_zhu"](), data.inputs, data.num_classes, rng=replayed(0))
     seen = observe(model, draw(data, 1, seed=5), data.num_classes)
     view = SOFT.view(seen, 1, torch.float32, needs_scale=True)
     assert not view.annealed

@@ -26,12 +26,13 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.processes import in_worker
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape, Mode, Observation, Reconstruction
+from leaktight.core.types import Batch, Mode, Observation, Reconstruction
 from leaktight.models import build_model
 from leaktight.models.small import LeNetZhu
 
@@ -104,7 +105,7 @@ def test_victims_side_by_side_are_those_one_by_one(name: str) -> None:
 
 def test_restarts_side_by_side_on_several_convolutions_over_maps_smaller_than_their_kernels() -> None:
     """Weights in channels-last order have wrong gradients under vmap there (PyTorch 2.13)."""
-    model = build_model(LeNetZhu(), ImageShape(1, 8, 8), 3, init="wide", rng=replayed(0))
+    model = build_model(LeNetZhu(), Images(1, 8, 8), 3, init="wide", rng=replayed(0))
     victims = [victim(0, model, local=LOCAL)]
     together = all_at_once(replace(SMOOTH, parallel="vmap"), victims)
     assert_same(together, one_by_one(SMOOTH, victims), 1e-9)
@@ -219,7 +220,7 @@ def test_processes_and_turns_agree_to_the_last_bit() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stubborn:
+class Stubborn(Attack):
     """Guesses noise, says where it ran, and refuses one victim."""
 
     requires: frozenset[Knowledge] = frozenset()

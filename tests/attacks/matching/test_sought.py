@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class Code(Sought):
     """Images as a sigmoid of a few directions; the code is searched."""
 
     def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        pixels = problem.shape.channels * problem.shape.height * problem.shape.width
+        pixels = math.prod(problem.shape)
         return CodeForm(problem, precision, {"basis": basis(pixels).to(precision)})
 
 
@@ -76,11 +77,11 @@ ATTACK = Matching(
 def victims() -> tuple[list[Batch], list[list[Observation]]]:
     """Two clients whose images lie in the range of the code."""
     data = Digits().load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, init="wide", rng=replayed(0))
+    model = build_model(MODELS["lenet_zhu"](), data.inputs, data.num_classes, init="wide", rng=replayed(0))
     batches, seen = [], []
     for client in range(2):
         code = 0.8 * (2 * torch.rand(1, NUMBERS, generator=replayed(20 + client).public()) - 1)
-        image = torch.sigmoid(code @ basis(torch.Size(data.shape).numel())).reshape(1, *data.shape)
+        image = torch.sigmoid(code @ basis(data.inputs.size)).reshape(1, *data.inputs.shape)
         batches.append(Batch(image, torch.tensor([3 + client])))
         seen.append([replace(observe(model, batches[-1], data.num_classes), labels=batches[-1].targets)])
     return batches, seen

@@ -61,14 +61,14 @@ LABELS = "".join(f"test/{number}.png,Word{number}\n" for number in range(10)).en
 def test_labels_csv(tmp_path: Path, packed: bool, source: Synth90k | Iiit5k, folder: str) -> None:
     write(tmp_path / folder, TABLE | {"labels.csv": LABELS}, packed=packed)
     data = source.load(tmp_path)
-    assert data.shape == (3, 32, 100)
+    assert data.inputs.shape == (3, 32, 100)
     assert data.train.targets.shape == (8, 24)
     assert len(data.test) == 2
     assert data.task == WordRecognition(blank=36)
     assert data.num_classes == 36
     # The shade of the picture is the number in the word.
     for part in (data.train, data.test):
-        assert [f"word{shade}" for shade in part.images[:, 0, 0, 0].tolist()] == decode_words(part.targets)
+        assert [f"word{shade}" for shade in part.inputs[:, 0, 0, 0].tolist()] == decode_words(part.targets)
 
 
 def test_labels_csv_with_parts(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_iiit5k_mat(tmp_path: Path) -> None:
     write(tmp_path / "iiit5k", files)
     data = Iiit5k().load(tmp_path)
     assert decode_words(data.train.targets) == ["fat", "cat"]
-    assert data.train.images[:, 0, 0, 0].tolist() == [1, 2]
+    assert data.train.inputs[:, 0, 0, 0].tolist() == [1, 2]
     assert decode_words(data.test.targets) == ["hat"]
 
 
@@ -215,8 +215,8 @@ def test_svt_cuts_rectangles(tmp_path: Path) -> None:
     )
     data = Svt().load(tmp_path)
     assert decode_words(data.train.targets) == ["living", "room"]
-    assert data.train.images[0].eq(255).all()
-    assert data.train.images[1].eq(0).any()
+    assert data.train.inputs[0].eq(255).all()
+    assert data.train.inputs[1].eq(0).any()
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_icdar(tmp_path: Path, table: str) -> None:
     write(tmp_path / "icdar2015", files | ICDAR_IMAGES)
     data = Icdar().load(tmp_path)
     assert decode_words(data.train.targets) == ["genaxis", "two"]
-    assert data.train.images[:, 0, 0, 0].tolist() == [1, 4]
+    assert data.train.inputs[:, 0, 0, 0].tolist() == [1, 4]
     assert decode_words(data.test.targets) == ["joint"]
-    assert data.test.images.eq(77).all()
+    assert data.test.inputs.eq(77).all()
 
 
 def test_icdar_training_alone_is_split(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_synthtext(tmp_path: Path, base: str) -> None:
     data = SynthText(test_share=0.25).load(tmp_path)
     words = dict(zip(decode_words(data.train.targets) + decode_words(data.test.targets), range(4), strict=True))
     assert set(words) == {"one", "two", "three", "single"}
-    images = torch.cat([data.train.images, data.test.images])
+    images = torch.cat([data.train.inputs, data.test.inputs])
     assert images[words["one"]].eq(255).all()
     assert images[words["single"]].eq(255).all()
     assert images[words["two"]].eq(0).any()

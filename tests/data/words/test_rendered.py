@@ -11,8 +11,8 @@ from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.inputs import Images
 from leaktight.core.tasks import WordRecognition
-from leaktight.core.types import ImageShape
 from leaktight.data.dataset import Dataset
 from leaktight.data.joined import Joined
 from leaktight.data.partition import BySource
@@ -31,7 +31,7 @@ def data() -> Dataset:
 
 def of_style(data: Dataset, place: int) -> Tensor:
     assert data.groups is not None
-    return data.train.images[data.groups == place].double() / 255
+    return data.train.inputs[data.groups == place].double() / 255
 
 
 def colourfulness(images: Tensor) -> float:
@@ -41,8 +41,8 @@ def colourfulness(images: Tensor) -> float:
 
 def test_it_is_what_the_other_sets_of_words_are(data: Dataset) -> None:
     assert (len(data.train), len(data.test)) == (320, 80)
-    assert data.shape == ImageShape(3, 32, 100)
-    assert data.train.images.dtype == torch.uint8
+    assert data.inputs == Images(3, 32, 100)
+    assert data.train.inputs.dtype == torch.uint8
     assert data.class_names == tuple(ALPHABET)
     assert data.task == WordRecognition(blank=36)
     assert data.train.targets.shape == (320, 6)
@@ -71,7 +71,7 @@ def test_seeds_and_sizes(data: Dataset) -> None:
     smaller = RenderedWords(examples=20).load(NOWHERE)
     for place in (0, 1):
         # 16 of 20 and 160 of 200 are for training; the few are the first of the many.
-        assert torch.equal(smaller.train.images[16 * place : 16 * place + 16], data.train.images[160 * place :][:16])
+        assert torch.equal(smaller.train.inputs[16 * place : 16 * place + 16], data.train.inputs[160 * place :][:16])
     other = RenderedWords(examples=20, draw_seed=1).load(NOWHERE)
     assert decode_words(other.train.targets) != decode_words(smaller.train.targets)
 
@@ -82,7 +82,7 @@ def test_each_style_is_a_client(data: Dataset) -> None:
     assert [(len(holding.train), len(holding.validation)) for holding in clients.values()] == [(120, 40)] * 2
     alone = RenderedWords(examples=20, styles=("synthtext",)).load(NOWHERE)
     assert alone.group_names == ("synthtext-like",)
-    assert torch.equal(alone.train.images, RenderedWords(examples=20).load(NOWHERE).train.images[16:])
+    assert torch.equal(alone.train.inputs, RenderedWords(examples=20).load(NOWHERE).train.inputs[16:])
 
 
 def test_the_styles_differ_as_their_models_do(data: Dataset) -> None:
@@ -186,6 +186,6 @@ def test_bad_settings(settings: dict[str, object], message: str) -> None:
 
 def test_rendered_and_real_words_are_joined_as_one_set(real_data: Path) -> None:
     joined = Joined(parts=(RenderedWords(examples=20), Iiit5k())).load(real_data)
-    assert joined.shape == ImageShape(3, 32, 100)
+    assert joined.inputs == Images(3, 32, 100)
     assert joined.group_names == ("rendered_words", "iiit5k")
     assert joined.train.targets.shape == (32 + 320, 24)

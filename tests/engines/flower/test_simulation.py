@@ -31,7 +31,7 @@ from leaktight.engines.flower.simulation import backend
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState, defended
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
-from leaktight.fl.run_folder import open_run
+from leaktight.results.folder import open_run
 
 from flwr.app import Context, Message  # isort: skip
 from flwr.serverapp import Grid  # isort: skip

@@ -24,8 +24,8 @@ from leaktight.attacks.matching.sought import Form, Sought
 from leaktight.attacks.optimizers.descent import Decay, RmsProp
 from leaktight.attacks.optimizers.lanes import Tree
 from leaktight.attacks.presets.preset import Preset
+from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.types import ImageShape
 from leaktight.models.generators import GrnnGenerator
 from leaktight.models.source import require_choice
 
@@ -65,7 +65,7 @@ class _Branches(Form):
             self.skeletons: Mapping[str, nn.Module] = {_IMAGES: self._image_branch(), _LABELS: self._label_branch()}
 
     def _image_branch(self) -> nn.Module:
-        return GrnnGenerator(self.latent, ImageShape(*self.image_shape))
+        return GrnnGenerator(self.latent, Images(*self.image_shape))
 
     def _label_branch(self) -> nn.Module:
         return nn.Linear(self.latent, self.num_classes)

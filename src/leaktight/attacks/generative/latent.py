@@ -14,8 +14,8 @@ from leaktight.attacks.matching.sought import Form, Sought
 from leaktight.attacks.matching.view import cast
 from leaktight.attacks.optimizers.lanes import Tree
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
-from leaktight.core.types import ImageShape
 from leaktight.models.gan import GeneratorSource
 from leaktight.models.source import require_choice
 
@@ -72,7 +72,7 @@ class _Made(Form):
 
     def __init__(self, source: GeneratorSource, problem: Problem, precision: torch.dtype) -> None:
         self.generator = source.read()
-        self.size = ImageShape(*problem.shape)
+        self.size = Images(*problem.shape)
         self.generator.check_fits(self.size, problem.num_classes)
         constants: Tree = {
             "weights": cast(self.generator.weights, precision),

@@ -27,14 +27,14 @@ from leaktight.attacks.optimizers.derivative_free import DerivativeFree
 from leaktight.attacks.optimizers.descent import Adam, FirstOrder
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Attack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Batch, Observation, Reconstruction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching:
+class Matching(Attack):
     """Search for images that explain an update, by a composition of parts.
 
     objective: the distance between updates (None: priors alone, a negative control that ignores the update).
@@ -96,18 +96,17 @@ class Matching:
 
     def problem(self, seen: Sequence[Observation], *, rng: Rng) -> Problem:
         """What these observations are to be explained by."""
-        if not seen:
-            raise UsageError("expected at least one observation, got none")
+        first = require_seen(self, seen)
         for each in seen:
             require(each, Knowledge.BATCH_SIZE)
-        number = seen[0].batch_size or 0
+        number = first.batch_size or 0
         if any(each.batch_size != number for each in seen):
             raise UsageError("these observations are of different numbers of examples; attack them one at a time")
         labels = None
         if isinstance(self.labels, LabelStrategy):
-            labels = self.labels.infer(seen[0], number, rng=rng.child("labels"))
+            labels = self.labels.infer(first, number, rng=rng.child("labels"))
         views = [(1.0, self.view(each), tuple(range(number))) for each in seen]
-        return Problem(views, labels, number, seen[0].input_shape, seen[0].num_classes)
+        return Problem(views, labels, number, first.inputs.shape, first.num_classes)
 
     def view(self, seen: Observation) -> View:
         """An observation as this attack matches it."""

@@ -20,7 +20,6 @@ from leaktight.attacks.matching.priors import BatchNormStatistics, GroupConsiste
 from leaktight.attacks.matching.view import View, taken
 from leaktight.attacks.optimizers.lanes import Tree
 from leaktight.core.rng import Rng
-from leaktight.core.types import ImageShape
 from leaktight.models.surgery import mode_of
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Problem:
     views: Sequence[tuple[float, View, tuple[int, ...]]]
     labels: Tensor | None
     num_examples: int
-    shape: ImageShape
+    shape: tuple[int, ...]
     num_classes: int
 
 

@@ -120,5 +120,5 @@ class _From(Start):
 
     images: Tensor
 
-    def draw(self, shape: tuple[int, int, int, int], generator: torch.Generator) -> Tensor:
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return self.images.reshape(shape)

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -68,6 +67,8 @@ class Lbfgs:
         return self._plain(function, start, budget, watch)
 
     def _wolfe(self, function: ValueAndGradient, start: Tensor, budget: int, watch: Watch, boxed: int) -> Found:
+        from scipy.optimize import minimize  # slow to import
+
         best = Best(start)
 
         def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

@@ -126,7 +126,7 @@ class Agic(Preset):
                     labels.append(targets[example])
             views.append((1.0 if epoch == 0 else self.later_weight, view, tuple(members)))
         first = parts[0][0]
-        problem = Problem(views, torch.stack(labels), len(labels), first.input_shape, first.num_classes)
+        problem = Problem(views, torch.stack(labels), len(labels), first.inputs.shape, first.num_classes)
         found = attack.solve(problem, rng=rng, progress=progress)
         return found.guess.inputs[0], found.guess.targets[0], found.loss
 

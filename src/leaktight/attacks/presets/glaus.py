@@ -14,7 +14,7 @@ from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
 from leaktight.attacks.labels.rules import Idlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
@@ -89,17 +89,16 @@ class Glaus(Dlg):
 
     def estimate(self, seen: Sequence[Observation], *, rng: Rng) -> Observation:
         """The one gradient behind all samples, as an observation of it."""
-        if not seen:
-            raise UsageError("expected at least one observation, got none")
+        first = require_seen(self, seen)
         for each in seen:
             require(each, *self.requires)
-            if not _same(each.broadcast.params, seen[0].broadcast.params):
+            if not _same(each.broadcast.params, first.broadcast.params):
                 raise UsageError("expected answers to one and the same model, got several; attack them one at a time")
         samples = _Samples(seen)
         shown = self.magnitudes == "values" or not samples.vary
-        flat = samples.total / len(seen) if shown else self._pieced(seen[0], samples, rng)
-        update = Update(samples.shaped(flat), "gradient", seen[0].update.num_examples)
-        return replace(seen[0], update=update)
+        flat = samples.total / len(seen) if shown else self._pieced(first, samples, rng)
+        update = Update(samples.shaped(flat), "gradient", first.update.num_examples)
+        return replace(first, update=update)
 
     def _pieced(self, one: Observation, samples: _Samples, rng: Rng) -> Tensor:
         """The gradient from how often entries came, their signs, and the gradients of colluding clients."""
@@ -121,7 +120,7 @@ class Glaus(Dlg):
         public = one.public_data
         assert public is not None
         places = torch.arange(len(public.targets))
-        if one.batch_size == 1 and public.targets.ndim == 1:
+        if one.batch_size == 1 and one.task.one_class:
             signs = Update(samples.shaped(samples.signs), "gradient", 1)
             label = int(head_gradient(replace(one, update=signs)).row_sums().argmin())
             same = places[public.targets == label]

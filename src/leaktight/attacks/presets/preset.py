@@ -16,7 +16,7 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.spread import Parallel
 from leaktight.attacks.matching.view import Matched, OneBatch, Simulation
 from leaktight.attacks.optimizers.compile import Backend
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation, Reconstruction
@@ -26,7 +26,7 @@ _MATCHED: Mapping[str, Matched] = {"simulate": Simulation(), "one_batch": OneBat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset(ABC):
+class Preset(Attack, ABC):
     """Settings that all optimisation attacks share.
 
     labels: how labels are found; None is the attack's own way.

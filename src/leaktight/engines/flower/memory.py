@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from leaktight.core.errors import CheckpointError, RefusedError
 from leaktight.core.files import write_private
-from leaktight.core.secret import KEY_BYTES
+from leaktight.core.keys import KEY_BYTES
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 from leaktight.engines.flower.messages import Envelope

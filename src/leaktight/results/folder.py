@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import filelock
 
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
 from leaktight.core.files import without_secrets, write_atomically, write_private
-from leaktight.core.rng import parse_key
-from leaktight.core.secret import KEY_BYTES
+from leaktight.core.keys import KEY_BYTES, parse_key
+from leaktight.results.schema import Environment, Summary, TrainingSummary
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -71,8 +70,8 @@ class RunFolder:
     def started(self) -> bool:
         return self.config.exists()
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        write_atomically(self.summary, json.dumps(summary, indent=1))
+    def write_summary(self, summary: Summary | TrainingSummary) -> None:
+        write_atomically(self.summary, json.dumps(summary.document(), indent=1))
 
 
 @contextmanager
@@ -106,7 +105,7 @@ def open_run(
         if not folder.started:
             if clients:
                 write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
-            write_atomically(path / "environment.json", json.dumps(environment(), indent=1))
+            write_atomically(path / "environment.json", json.dumps(environment().document(), indent=1))
             write_atomically(folder.config, config_text)
         yield folder
     finally:
@@ -130,7 +129,7 @@ def latest_folder(parent: Path, name: str, config_text: str) -> Path:
     raise UsageError(f"no run of {name} with these settings below {parent}; run it without --resume, or name its --out")
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """What a result depends on beside its config."""
     packages = {}
     for package in _RECORDED_PACKAGES:
@@ -138,13 +137,13 @@ def environment() -> dict[str, Any]:
             packages[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "packages": packages,
-        "command": without_secrets(sys.argv),
-    }
+    return Environment(
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        processor=platform.machine(),
+        packages=packages,
+        command=tuple(without_secrets(sys.argv)),
+    )
 
 
 def _first_difference(old: str, new: str) -> str:
