@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,25 +24,25 @@ class Penalised(NamedTuple):
 
 
 class Task(ABC):
-    """What a model is trained for, and all that depends on it: outputs, targets and how the two are compared.
+    """A task: the targets of a model, and how its outputs are compared with them.
 
-    one_class: whether a target is one class index (N,). Only then can data be divided by class, and labels be read off
-    the last layer's gradient.
+    one_class: whether a target is one class index (N,). Only then can data be divided by class, and labels be inferred
+    from the gradient of the last layer.
     """
 
     one_class: ClassVar[bool] = False
 
     @abstractmethod
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each example (N,), differentiable."""
 
     @abstractmethod
-    def correct(self, outputs: Any, targets: Tensor) -> Tensor:
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Which examples are right (N,)."""
 
     @abstractmethod
     def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
-        """Targets of `count` examples, guessed by somebody who has seen nothing."""
+        """Targets of `count` examples, guessed without any observation."""
 
     def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
         """The shape that outputs of shape `got` should have; sizes that the task leaves open are those of `got`."""
@@ -53,13 +53,13 @@ class Task(ABC):
         return torch.cat([*targets])
 
     def fault(self, targets: Tensor, num_classes: int) -> str | None:
-        """What is wrong with the targets of a data set, as "X, got Y" where X was expected; None if nothing is."""
+        """The fault of the targets of a data set, as "X, got Y" where X was expected; None if there is none."""
         return None
 
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Cross-entropy on logits (N, C). Targets are class indices (N,), or class probabilities (N, C) for attackers."""
+    """Cross-entropy on logits (N, C). Targets are class indices (N,), or class probabilities (N, C) in attacks."""
 
     one_class = True
 

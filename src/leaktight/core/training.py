@@ -71,7 +71,7 @@ class LocalTraining:
     steps: number of local steps instead of epochs; the examples are repeated as often as needed.
     samples: the number of examples that a client uses in a round, drawn again every round; None: all.
     batch_size: examples per step. A last incomplete batch is used, unless `drop_last`.
-    optimizer: "sgd" (with momentum, nesterov, weight_decay) or "adam"; its state starts afresh every round.
+    optimizer: "sgd" (with momentum, nesterov, weight_decay) or "adam"; its state is reset every round.
     schedule: of the learning rate over the rounds.
     """
 

@@ -137,5 +137,5 @@ class Emnist(PartSettings):
         first = 1 if self.split == "letters" else 0
         stem = f"emnist-{self.split}-{part}"
         examples = _read_part("emnist", _folders(root, "emnist", "EMNIST"), stem, first_label=first)
-        # The files hold each image column by column.
+        # The files store each image column by column.
         return Examples(examples.inputs.transpose(2, 3).contiguous(), examples.targets)

@@ -49,10 +49,9 @@ class FunctionMetric(Metric):
 class MetricSpec:
     """An entry of the catalogue.
 
-    judges: what the metric is given, twice: images, or the labels of a batch.
-    takes: the kinds of input that it can judge the guesses of.
-    legacy: a convention of published code, for comparing with published tables only.
-    build: makes the metric; raises `MetricUnavailable` where something is missing.
+    judges: the inputs of the metric: images, or the labels of a batch. takes: the kinds of input whose guesses it can
+    score. legacy: a metric of published code, for comparing with published tables only. build: makes the metric, or
+    raises `MetricUnavailable`.
     """
 
     leaks_when: LeaksWhen

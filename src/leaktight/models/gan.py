@@ -41,7 +41,7 @@ _TO_UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Generator:
     """A network from latents (N, `latent`) to images, with its weights, in evaluation mode.
 
-    makes: its images. num_classes: how many classes it can be asked for, None where it takes latents alone.
+    makes: its images. num_classes: the classes of a class-conditional generator; None if it takes only latents.
     output: the range of its pixels, "tanh" [-1, 1] or "unit" [0, 1].
     weights, statistics: its parameters and its buffers by name.
     """
@@ -72,11 +72,11 @@ class Generator:
             return self.images(self.weights, self.statistics, latents, labels)
 
     def fitted(self, images: Tensor, wanted: Images) -> Tensor:
-        """Its images at the size of others, by the mean over areas, as GGL makes 224 of 256 pixels."""
+        """Images of the generator, resized to `wanted` by averaging areas, as GGL reduces 256 to 224 pixels."""
         return images if self.makes == wanted else F.interpolate(images, size=wanted.shape[1:], mode="area")
 
     def check_fits(self, wanted: Images, num_classes: int) -> None:
-        """Raise ModelError unless it can make the images `wanted`, and of all classes where it is asked for classes."""
+        """Raise ModelError unless its images are at least as large as `wanted`, and of all classes if conditional."""
         sides = zip(self.makes.shape[1:], wanted.shape[1:], strict=True)
         if self.makes.channels != wanted.channels or any(own < side for own, side in sides):
             raise ModelError(
@@ -119,7 +119,7 @@ class Dcgan(GeneratorSource):
         latent, *start = (kernels[0].shape[place] for place in (0, 2, 3))
         widths = [kernel.shape[0] for kernel in kernels[1:]]
         sides = [side * 2 ** len(widths) for side in start]
-        shape = _noted_shape(path) or Images(kernels[-1].shape[1], *sides)
+        shape = _stored_shape(path) or Images(kernels[-1].shape[1], *sides)
         network = DcganNetwork(latent, widths, shape)
         load_weights(network, path)
         return _ready(network, latent, f"the DCGAN in {path}")
@@ -226,8 +226,8 @@ def _in_order(stored: Params) -> list[Tensor]:
     return [stored[name] for name in sorted(stored, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
 
 
-def _noted_shape(path: Path) -> Images | None:
-    """The size of images that the file's own notes give, if it has any."""
+def _stored_shape(path: Path) -> Images | None:
+    """The image shape in the metadata of the file, or None."""
     if path.suffix.lower() != ".safetensors":
         return None
     with safe_open(path, "pt") as file:
@@ -249,5 +249,5 @@ def _ready(
             raise ModelError(f"expected {what} to take {wants}, got an error: {reason(error)}; check latent") from error
     if not isinstance(made, Tensor) or made.ndim != 4 or len(made) != 2:
         got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-        raise ModelError(f"expected {what} to make images (2, C, H, W) of two latents, got {got}; return images alone")
+        raise ModelError(f"expected {what} to make images (2, C, H, W) of two latents, got {got}; return only images")
     return Generator(network, latent, Images(*made.shape[1:]), num_classes, output)

@@ -179,7 +179,7 @@ _STEP_FUNCTIONS: Mapping[str, Callable[[_Networks, Tensor, int], tuple[float, fl
 
 
 def _critic(widths: list[int], inputs: Images, normed: bool) -> nn.Module:
-    """The generator turned round: images (N, C, H, W) to one number each, (N, 1)."""
+    """The mirror image of the generator: images (N, C, H, W) to scores (N, 1)."""
     layers: list[nn.Module] = []
     channels = inputs.channels
     for place, width in enumerate(reversed(widths)):

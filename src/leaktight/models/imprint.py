@@ -40,7 +40,7 @@ class _First:
 
 
 def with_imprint(model: nn.Module, inputs: Inputs, num_bins: int, top: float | None = None) -> nn.Module:
-    """A copy that sees its images through an imprint module. All other names stay as they are.
+    """A copy of the model with an imprint module before it, registered first. Other names are unchanged.
 
     num_bins, top: of the `Imprint`.
     """

@@ -110,7 +110,7 @@ def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified:
 
 
 def scale_blocks(model: nn.Module, blocks: Blocks) -> list[ConvBlock]:
-    """Add a `ScaleShift` in place of each lock of `lock_blocks`, in place. Returns the changed blocks.
+    """Add a `ScaleShift` where `lock_blocks` adds a lock, in place. Returns the changed blocks.
 
     Its buffers are `<norm>.lock.scale` and `<norm>.lock.shift`.
     """

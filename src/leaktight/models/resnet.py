@@ -79,7 +79,7 @@ class Bottleneck(nn.Module):
 
 
 class PaddedShortcut(nn.Module):
-    """The parameter-free shortcut ("option A"): every second pixel, and zeros for the channels that are new."""
+    """The parameter-free shortcut ("option A"): every second pixel, and zeros for additional channels."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def _projection(channels: int, width: int, stride: int) -> nn.Module:
 
 
 class Plan(NamedTuple):
-    """What distinguishes one residual network from another. `head` is the name of the linear layer at the end."""
+    """The layout of a residual network. head: the name of its last linear layer."""
 
     stem: Stem
     depths: Sequence[int]
@@ -134,7 +134,7 @@ class ResNet(nn.Module):
 
 
 def _stage(plan: Plan, place: int, channels: int) -> tuple[nn.Sequential, int]:
-    """The blocks of one stage, and how many channels they give. Every stage but the first halves the image."""
+    """The blocks of one stage, and their output channels. Every stage but the first halves the image."""
     blocks: list[nn.Module] = []
     width = plan.widths[place]
     after = width * plan.block.expansion
@@ -155,7 +155,7 @@ def _kaiming(model: nn.Module, kinds: tuple[type[nn.Module], ...], mode: Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSettings(Network):
-    """What the wide residual networks share.
+    """The settings of wide residual networks.
 
     stem: "cifar": 3x3 of stride 1; "imagenet": 7x7 of stride 2 and max-pooling, as the published weights need;
         "grnn" and "fedkl": the leakage studies' own, 3x3 and 7x7 without max-pooling, with PyTorch's initialisation
@@ -223,7 +223,7 @@ class ResNet20x4(ResNetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CifarResNetSettings(Network):
-    """What the narrow residual networks share: widths 16, 32, 64, parameter-free shortcuts.
+    """The settings of narrow residual networks: widths 16, 32, 64, parameter-free shortcuts.
 
     activation: "sigmoid" in leakage studies, in place of every ReLU.
     """

@@ -108,7 +108,7 @@ def reason(error: BaseException) -> str:
 
 
 def num_features(features: nn.Module, inputs: Images) -> int:
-    """How many numbers per image the layers give, found by running them on one blank image.
+    """The number of outputs per image, by a run on one blank image.
 
     Only for layers without batch statistics, which a run would update.
     """
@@ -124,7 +124,7 @@ def num_features(features: nn.Module, inputs: Images) -> int:
 
 
 def check_fits(model: nn.Module, inputs: Inputs, num_classes: int, task: Task = Classification()) -> None:
-    """Raise ModelError unless the model takes two such examples and answers as the task expects."""
+    """Raise ModelError unless the model maps two such examples to outputs of the shape that the task needs."""
     examples = f"{inputs.kind} of {inputs}"
     example = next(model.parameters(), torch.zeros(()))
     with torch.no_grad(), mode_of(model, "eval"):

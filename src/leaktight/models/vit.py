@@ -13,7 +13,7 @@ from leaktight.models.source import Network, require_positive
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention written out: the fused kernels have no second derivative."""
+    """Multi-head attention without fused kernels, which have no second derivative."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -165,12 +165,12 @@ def test_two_sessions_get_no_second_update_of_a_round(make_federation: MakeFeder
 
 
 def test_turns_do_not_go_back(federation: Federation, tmp_path: Path) -> None:
-    """A client need not be asked in every turn, but what was left out is over."""
+    """A request with an earlier turn than the last one is refused, even if it is new."""
     grid = grid_for(federation, state_dir=tmp_path)
     assert isinstance(ask(grid, train(federation), turn=3), Trained)
     assert isinstance(ask(grid, train(federation, moved=0.1), turn=3), Declined)
     log = tmp_path / f"{CLIENT}.log"
-    assert "answered already, to another request" in log.read_text()
+    assert "another request of round 1 was answered already" in log.read_text()
     assert isinstance(ask(grid, train(federation, moved=0.1), turn=1), Declined)
     assert "arrived after a later one" in log.read_text()
     assert isinstance(ask(grid, train(federation, 2), epoch=2), Trained)

@@ -300,8 +300,8 @@ def test_without_a_folder_the_state_lives_in_the_context() -> None:
 @pytest.mark.parametrize(
     ("defense", "reason"),
     [
-        (FedKl(), "changes the network"),
-        (Precode(), "changes the network"),
+        (FedKl(), "changes the shared network"),
+        (Precode(), "changes the shared network"),
         (Lrp(), "asks clients"),
         (AdaDefense(), "has a part on the server"),
         (Stack(parts=(AdditiveNoise(), AdaDefense())), "has a part on the server"),

@@ -239,7 +239,7 @@ def test_two_nodes_of_one_name_and_unknown_nodes_are_ignored(
     carrier = GridCarrier(grid, sorted(federation.shares), "a")
     carrier.gather(0.0)
     assert sorted(carrier.nodes) == ["client-000", "client-002", "client-003"]
-    assert "another node says the same" in caplog.text
+    assert "another node has the same name" in caplog.text
     final = []
     play(grid, federation, run="a", join_seconds=0.0, after_round=lambda outcome, _: final.append(outcome))
     assert final[0].failures == {"client-001": "it has no node", "client-004": "it has no node"}
