@@ -17,9 +17,9 @@ from bench.engine import CLIENTS, federation
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
 from leaktight.engines.training import Engine
-from leaktight.engines.workers import available_cores
 from leaktight.fl.federation import FederationState
 from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.runtime.worker import available_cores
 
 ROUNDS = 12
 

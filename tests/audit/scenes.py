@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from leaktight.audit.plan import Experiment
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config, load_config
-from leaktight.engines.tasks import Job, Task
 
 SMALL = """
 seed = 3
@@ -60,12 +59,6 @@ def small_config(folder: Path, *overrides: str) -> Config:
 def small_experiment(folder: Path, *overrides: str, adaptive: bool = False) -> Experiment:
     config = small_config(folder, *overrides)
     return build_experiment(config, *load_data(config), adaptive=adaptive)
-
-
-def inline(task: Task, jobs: Sequence[Job]) -> Generator[Job, None, None]:
-    """A runner without processes."""
-    for job in jobs:
-        yield task(job)
 
 
 THREAT = {"server": "curious", "sees": "client", "knows": ["batch_size", "labels"]}

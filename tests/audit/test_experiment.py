@@ -66,14 +66,14 @@ def first_line(experiment: Experiment, defense: str = "none", attack: str | None
     spec = next(
         spec for spec in experiment.trials if spec.defense.name == defense and attack in (None, spec.attack.name)
     )
-    line: dict[str, Any] = Site(experiment, **site)({"id": spec.id})["line"]
+    line: dict[str, Any] = Site(experiment, **site)(spec.id, print).line
     return line
 
 
 def test_a_trial_is_scored_illustrated_and_explained(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path, "attack.0.iterations=8")
-    result = Site(experiment)({"id": "none.csdlg.t000.r000"})
-    line, pictures = result["line"], result["pictures"]
+    result = Site(experiment)("none.csdlg.t000.r000", print)
+    line, pictures = result
     assert line["status"] == "done"
     truth, guess = (
         torch.from_numpy(np.array(Image.open(io.BytesIO(pictures[kind]))) / 255)[None, None]

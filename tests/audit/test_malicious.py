@@ -23,7 +23,7 @@ ROBBED = (
 
 def lines_of(experiment: Experiment, defense: str = "none") -> dict[str, dict[str, object]]:
     specs = [spec for spec in experiment.trials if spec.defense.name == defense and spec.trial == 0]
-    return {spec.attack.name: Site(experiment)({"id": spec.id})["line"] for spec in specs}
+    return {spec.attack.name: Site(experiment)(spec.id, print).line for spec in specs}
 
 
 def test_the_record_says_who_sent_what(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
 from leaktight.defenses.wrap import Defended
-from leaktight.engines.inprocess import Site
+from leaktight.engines.inprocess import ClientJob, answered
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement
 from leaktight.fl.fedboosting import FedBoosting
@@ -114,10 +114,10 @@ class Failing(Defense):
 def test_a_request_that_failed_cannot_be_asked_again() -> None:
     model = small_network().float()
     client = client_of(Failing(), model)
-    done = Site._handle(Site(None), client, asked(model), {"state": None, "record": False})  # type: ignore[arg-type]
-    assert done["reply"] == Declined()
+    done = answered(client, ClientJob(client.name, asked(model), None, record=False))
+    assert done.reply == Declined()
     with pytest.raises(RefusedError, match="asked for round 1 after round 1"):
-        client.train_round(asked(model), done["state"])
+        client.train_round(asked(model), done.state)
 
 
 # --- what is exact --------------------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@ def audited(tmp_path: Path) -> tuple[Experiment, Walker]:
         walker = Walker(heard, lambda seen: _noise(experiment, seen), Loot())
         experiment = replace(experiment, attacks=(AttackEntry("walker", {}, walker),))
         spec = next(each for each in experiment.trials if each.defense.name == "noise" and each.trial == 0)
-        result = Site(experiment)({"id": spec.id})
-    assert result["line"]["error"] is None
+        result = Site(experiment)(spec.id, print)
+    assert result.line["error"] is None
     return experiment, walker
 
 

@@ -14,9 +14,10 @@ from leaktight.audit.run import run_audit
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
-from leaktight.engines.cluster import run_on_ray
-from leaktight.engines.tasks import Runner, run_locally
 from leaktight.fl.run_folder import RunFolder
+from leaktight.runtime.cluster import Ray
+from leaktight.runtime.executor import Executor
+from leaktight.runtime.processes import Processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -52,16 +53,16 @@ learning_rate = 0.1
 """
 
 
-def run(experiment: Experiment, folder: Path, runner: Runner) -> dict[str, Any]:
+def run(experiment: Experiment, folder: Path, executor: Executor) -> dict[str, Any]:
     folder.mkdir()
-    return run_audit(experiment, RunFolder(folder), runner=runner, scenario={}, command="")
+    return run_audit(experiment, RunFolder(folder), executor=executor, scenario={}, command="")
 
 
 def test_a_trained_resnet_in_training_mode_with_large_batches_cannot_be_concluded_on(tmp_path: Path) -> None:
     path = tmp_path / "resnet.toml"
     path.write_text(TRAINED_RESNET)
     config = complete(load_config(path), trials=None, defenses_named=False)
-    summary = run(build_experiment(config, *load_data(config), adaptive=False), tmp_path / "run", run_locally)
+    summary = run(build_experiment(config, *load_data(config), adaptive=False), tmp_path / "run", Processes())
     assert summary["ledger"]["batch_norm"] is True
     assert summary["ledger"]["num_examples"] == 32
     assert summary["ledger"]["stage"] == "after 2 rounds"
@@ -73,8 +74,8 @@ def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'leaktight[ray]'")
     experiment = small_experiment(tmp_path)
     found = {}
-    for name, runner in (("local", run_locally), ("ray", run_on_ray)):
-        run(experiment, tmp_path / name, runner)
+    for name, executor in (("local", Processes()), ("ray", Ray())):
+        run(experiment, tmp_path / name, executor)
         lines = [json.loads(line) for line in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
         found[name] = {line["id"]: {**line, "seconds": None} for line in lines}
     assert len(found["ray"]) == 8

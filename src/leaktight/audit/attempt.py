@@ -5,16 +5,22 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from leaktight.core.errors import LeaktightError
-from leaktight.engines.tasks import Job
 
 Outcome: TypeAlias = tuple[dict[str, Any], dict[str, bytes]]
 """What a trial adds to its line, and its pictures."""
 
 
-def attempt(line: dict[str, Any], run: Callable[[], Outcome]) -> Job:
+class Attempt(NamedTuple):
+    """A trial's line for the store, and its pictures."""
+
+    line: dict[str, Any]
+    pictures: dict[str, bytes]
+
+
+def attempt(line: dict[str, Any], run: Callable[[], Outcome]) -> Attempt:
     """A trial's line for the store, completed, with its pictures. line: all that is known before it is run."""
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as warned:
@@ -22,7 +28,7 @@ def attempt(line: dict[str, Any], run: Callable[[], Outcome]) -> Job:
         found, pictures = _outcome(run)
     said = sorted({str(each.message).splitlines()[0] for each in warned if each.category is UserWarning})
     done = {**line, **found, "seconds": time.perf_counter() - began, "warnings": said}
-    return {"id": line["id"], "line": done, "pictures": pictures}
+    return Attempt(done, pictures)
 
 
 def _outcome(run: Callable[[], Outcome]) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leaktight.audit.attempt import attempt
+from leaktight.audit.attempt import Attempt, attempt
 from leaktight.audit.judge import judge
 from leaktight.audit.ledger import ledger_of, threat_of
 from leaktight.audit.plan import Experiment, TrialSpec
@@ -20,11 +20,11 @@ from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of, unpack
 from leaktight.core.types import Batch, Broadcast, Observation, Params, RoundTrace
 from leaktight.engines import inprocess
-from leaktight.engines.tasks import Job
 from leaktight.engines.training import restored_state
 from leaktight.fl.federation import Federation, FederationState, first_state
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
+from leaktight.runtime.executor import Tell
 
 SCHEMA_VERSION = 1
 PUBLIC_EXAMPLES = 512
@@ -53,9 +53,9 @@ class Site:
         order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
         return test.batch(order[:PUBLIC_EXAMPLES])
 
-    def __call__(self, job: Job) -> Job:
+    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
         """Run the trial of this id: its line for the store, and its two pictures."""
-        spec = self.experiment.by_id[job["id"]]
+        spec = self.experiment.by_id[job]
         return attempt(self._head(spec), lambda: self._run(spec))
 
     def _head(self, spec: TrialSpec) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any
 
 from leaktight.audit import tradeoff
@@ -15,9 +14,9 @@ from leaktight.audit.store import TrialStore, open_store
 from leaktight.audit.summary import summarise
 from leaktight.audit.verdict import verdicts
 from leaktight.core.errors import LeaktightError
-from leaktight.engines.tasks import Runner
 from leaktight.engines.training import Row
 from leaktight.fl.run_folder import RunFolder
+from leaktight.runtime.executor import Executor
 
 
 class Watcher:
@@ -37,7 +36,7 @@ def run_audit(
     experiment: Experiment,
     folder: RunFolder,
     *,
-    runner: Runner,
+    executor: Executor,
     scenario: Mapping[str, Any],
     command: str,
     weigh: bool = False,
@@ -47,12 +46,12 @@ def run_audit(
     """Train what has to be trained, run the trials that are missing, write `summary.json`, and give it.
 
     scenario: facts about the scenario in plain words. weigh: train every defense through all rounds and add the
-    trade-off. workers: processes for training; the trials are the runner's.
+    trade-off. workers: processes for training; the trials are the executor's.
     """
     watcher = watcher or Watcher()
     store = open_store(folder.path)
     states = prepare_states(experiment, folder.path, whole=weigh, workers=workers, told=watcher.round_done)
-    _run_trials(experiment, store, states, runner, watcher)
+    _run_trials(experiment, store, states, executor, watcher)
     lines = [store.trials[spec.id] for spec in experiment.trials]
     facts = {"easier": easier} if (easier := easier_than_training(experiment)) else {}
     cells = gather(lines, experiment.seed)
@@ -74,13 +73,15 @@ def run_audit(
     return summary
 
 
-def _run_trials(experiment: Experiment, store: TrialStore, states: States, runner: Runner, watcher: Watcher) -> None:
+def _run_trials(
+    experiment: Experiment, store: TrialStore, states: States, executor: Executor, watcher: Watcher
+) -> None:
     missing = [spec for spec in experiment.trials if spec.id not in store.trials]
     watcher.trials_begin(len(experiment.trials) - len(missing), len(experiment.trials))
     site = Site(experiment, states.packed, states.accuracy, states.failed)
-    with closing(runner(site, [{"id": spec.id} for spec in missing])) as results:
-        for result in results:
-            watcher.trial_done(store.add(result["line"], result["pictures"]))
+    with executor.start(site) as workers:
+        for _, done in workers.run([spec.id for spec in missing]):
+            watcher.trial_done(store.add(done.line, done.pictures))
 
 
 def check_something_ran(summary: Mapping[str, Any]) -> None:

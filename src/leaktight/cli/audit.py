@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,12 @@ from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config, load_config
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
-from leaktight.engines.cluster import run_on_ray
-from leaktight.engines.tasks import Runner, run_locally
 from leaktight.fl.run_folder import RunFolder, open_run, without_secrets
+from leaktight.runtime.cluster import Ray
+from leaktight.runtime.executor import Executor
+from leaktight.runtime.processes import Processes
 
-PRELOAD = "leaktight.audit.preload"
+_PRELOAD = ("torchmetrics.functional.image",)  # the scores import it only when they are computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def run_command(name: str, options: Options) -> None:
     config = _config(options)
     dataset, partition = load_data(config)
     experiment = build_experiment(config, dataset, partition, adaptive=options.adaptive)
-    runner, processes = parse_workers(options.workers)
+    executor, processes = parse_workers(options.workers)
     facts = scenario_facts(config, experiment)
     errors = Console(stderr=True)
     _announce(experiment, facts, errors)
@@ -68,7 +68,7 @@ def run_command(name: str, options: Options) -> None:
             summary = run_audit(
                 experiment,
                 folder,
-                runner=runner,
+                executor=executor,
                 scenario=facts,
                 command=command,
                 weigh=weigh,
@@ -80,16 +80,15 @@ def run_command(name: str, options: Options) -> None:
     check_something_ran(summary)
 
 
-def parse_workers(text: str | None) -> tuple[Runner, int | None]:
+def parse_workers(text: str | None) -> tuple[Executor, int | None]:
     """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port"."""
-    local = partial(run_locally, preload=PRELOAD)
     if text is None:
-        return local, None
+        return Processes(preload=_PRELOAD), None
     if text == "ray" or text.startswith("ray://"):
-        return partial(run_on_ray, address=None if text == "ray" else text), None
+        return Ray(None if text == "ray" else text), None
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"expected --workers to be a number of processes, ray or ray://host:port, got {text!r}")
-    return partial(local, workers=int(text)), int(text)
+    return Processes(int(text), _PRELOAD), int(text)
 
 
 def _config(options: Options) -> Config:

@@ -48,7 +48,7 @@ class Output:
 
 def run_inspect(request: Request, output: Output) -> None:
     """`leaktight inspect`."""
-    runner, _ = parse_workers(output.workers)
+    executor, _ = parse_workers(output.workers)
     prepared = prepare(request)
     errors = Console(stderr=True)
     _announce(prepared, errors)
@@ -61,7 +61,7 @@ def run_inspect(request: Request, output: Output) -> None:
             summary = run_inspection(
                 prepared.inspection,
                 folder,
-                runner=runner,
+                executor=executor,
                 scenario=prepared.facts,
                 command=command,
                 watcher=display,

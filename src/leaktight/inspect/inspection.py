@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leaktight.audit.attempt import Outcome, attempt
+from leaktight.audit.attempt import Attempt, Outcome, attempt
 from leaktight.audit.experiment import SCHEMA_VERSION
 from leaktight.audit.judge import judge, strip
 from leaktight.audit.ledger import labels_of, threat_of
@@ -19,11 +19,11 @@ from leaktight.audit.plan import AttackEntry, slug
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Reconstruction
-from leaktight.engines.tasks import Job
 from leaktight.inspect.captured import Captured
 from leaktight.inspect.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 from leaktight.models.surgery import has_batch_norm
+from leaktight.runtime.executor import Tell
 
 CAPTURED = "captured update"
 METRICS = ("psnr", "mse", "ssim", "lpips_alex")
@@ -72,10 +72,10 @@ class Inspection:
             return self.truth.labels
         return None if labels is None else torch.tensor(labels)
 
-    def __call__(self, job: Job) -> Job:
+    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
         """Run the attack of this id: its line for the store, and its pictures."""
-        entry = self.by_id[job["id"]]
-        return attempt(self._head(job["id"], entry), lambda: self._run(entry))
+        entry = self.by_id[job]
+        return attempt(self._head(job, entry), lambda: self._run(entry))
 
     def _head(self, name: str, entry: AttackEntry) -> dict[str, Any]:
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -18,13 +17,13 @@ from leaktight.audit.store import open_store
 from leaktight.audit.summary import cell_row
 from leaktight.audit.verdict import Verdict, Word, judge_defense
 from leaktight.core.types import Batch
-from leaktight.engines.tasks import Runner
 from leaktight.fl.run_folder import RunFolder
 from leaktight.inspect.captured import Captured
 from leaktight.inspect.checks import check_capture, flag
 from leaktight.inspect.inspection import CAPTURED, Inspection
 from leaktight.inspect.truth import check_truth
 from leaktight.models.source import Normalize
+from leaktight.runtime.executor import Executor
 
 WELL_FALLEN = 0.1
 UNLIKELY = 0.05
@@ -35,7 +34,7 @@ def run_inspection(
     inspection: Inspection,
     folder: RunFolder,
     *,
-    runner: Runner,
+    executor: Executor,
     scenario: Mapping[str, Any],
     command: str,
     watcher: Watcher | None = None,
@@ -45,9 +44,9 @@ def run_inspection(
     store = open_store(folder.path)
     missing = [name for name in inspection.by_id if name not in store.trials]
     watcher.trials_begin(len(inspection.by_id) - len(missing), len(inspection.by_id))
-    with closing(runner(inspection, [{"id": name} for name in missing])) as results:
-        for result in results:
-            watcher.trial_done(store.add(result["line"], result["pictures"]))
+    with executor.start(inspection) as workers:
+        for _, done in workers.run(missing):
+            watcher.trial_done(store.add(done.line, done.pictures))
     lines = [store.trials[name] for name in inspection.by_id]
     summary = {**summarise(inspection, lines), "run": str(folder.path), "command": command, "scenario": dict(scenario)}
     folder.write_summary(summary)

@@ -26,7 +26,6 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.core.errors import UsageError
-from leaktight.core.processes import in_worker
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge
@@ -34,6 +33,7 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, ImageShape, Mode, Observation, Reconstruction
 from leaktight.models import build_model
 from leaktight.models.small import LeNetZhu
+from leaktight.runtime.worker import in_worker
 
 SMOOTH = Matching(
     iterations=5,

@@ -11,10 +11,12 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.problem import VictimProgress
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import UsageError
-from leaktight.core.processes import Tell, available_cores, in_worker, one_thread, run_all
 from leaktight.core.protocols import Attack
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Reconstruction
+from leaktight.runtime.executor import Tell
+from leaktight.runtime.processes import run_all
+from leaktight.runtime.worker import available_cores, in_worker, one_thread
 
 
 def reconstruct_all(
@@ -75,7 +77,7 @@ class _Job:
     watched: bool
 
 
-def _reconstruct(job: _Job, tell: Tell) -> Reconstruction:
+def _reconstruct(job: _Job, tell: Tell[tuple[int, float, Tensor | None]]) -> Reconstruction:
     def progress(iteration: int, loss: float, guess: Tensor | None) -> None:
         tell((iteration, loss, guess))
 

@@ -23,9 +23,11 @@ from leaktight.attacks.optimizers.descent import FirstOrder
 from leaktight.attacks.optimizers.first_order import descend
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.optimizers.second_order import bend
-from leaktight.core.processes import Tell, available_cores, in_worker, run_all
 from leaktight.core.rng import Rng, global_seed
 from leaktight.models.surgery import mode_of
+from leaktight.runtime.executor import Tell
+from leaktight.runtime.processes import run_all
+from leaktight.runtime.worker import available_cores, in_worker
 
 if TYPE_CHECKING:
     from leaktight.attacks.matching.attack import Matching
@@ -55,7 +57,7 @@ class Job:
     watched: bool
 
 
-def search(job: Job, tell: Tell) -> list[Found]:
+def search(job: Job, tell: Tell[tuple[int, int, float, Tensor | None]]) -> list[Found]:
     """What a job's restarts found, by victim."""
 
     def progress(victim: int, iteration: int, loss: float, guess: Tensor | None) -> None:

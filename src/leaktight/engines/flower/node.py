@@ -14,7 +14,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
-from leaktight.core.processes import become_worker
 from leaktight.core.types import State
 from leaktight.engines.flower.memory import Keeper
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
@@ -23,6 +22,7 @@ from leaktight.fl.client import Client
 from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Declined, Reply, Train
+from leaktight.runtime.worker import become_worker
 
 LOG = logging.getLogger("leaktight.flower")
 

@@ -15,13 +15,13 @@ from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.processes import available_cores
 from leaktight.engines.flower.node import Home, client_app
 from leaktight.engines.flower.reports import read_reports
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.inprocess import AfterRound, Told
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
+from leaktight.runtime.worker import available_cores
 
 START_SECONDS = 600.0
 """How long Ray may take to start."""
