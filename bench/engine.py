@@ -19,9 +19,10 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
 from leaktight.engines.inprocess import Carrier, RoundWork, RoundWorkers
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.federation import Federation, assemble, first_state
+from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import plan_batches
-from leaktight.fl.protocol import FederationPlan, play_round
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import play_round
 from leaktight.models import MODELS, build_model
 from leaktight.runtime.executor import Inline
 from leaktight.runtime.processes import Processes
@@ -49,7 +50,7 @@ def federation() -> Federation:
 
 def engine_round(fed: Federation, workers: RoundWorkers) -> None:
     """One round as the engine plays it, without scoring."""
-    conversation = play_round(fed.server, first_state(fed).server)
+    conversation = play_round(fed.server, fed.first_state().server)
     try:
         conversation.send(Carrier(fed, workers).exchange(next(conversation)))
     except StopIteration:

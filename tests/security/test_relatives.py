@@ -117,13 +117,9 @@ def _noise(experiment: Experiment, seen: Observation) -> Tensor:
     """What was sent without what the same client sends undefended."""
     plain = experiment.attacked_federation(Defense(), 0)
     victim = experiment.victim(0)
-    server = plain.server
-    asked = Train(
-        seen.broadcast,
-        experiment.attacked.learning_rate,
-        server.aggregator.update_kind,
-        server.aggregator.loss_scale(server.sizes[victim], list(server.sizes.values())),
-    )
+    aggregator, sizes = plain.setup.aggregator, plain.sizes
+    scale = aggregator.loss_scale(sizes[victim], list(sizes.values()))
+    asked = Train(seen.broadcast, experiment.attacked.learning_rate, aggregator.update_kind, scale)
     clean = plain.client(victim).train_round(asked, None).trained.update.tensors
     return torch.cat([(tensor - clean[name]).reshape(-1) for name, tensor in seen.update.tensors.items()])
 

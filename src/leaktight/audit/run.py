@@ -94,8 +94,8 @@ def check_something_ran(summary: Mapping[str, Any]) -> None:
 
 def easier_than_training(experiment: Experiment) -> str | None:
     """How the attacked updates differ from those of training, if they come from fewer examples or steps."""
-    local, attacked = experiment.federation.server.local, experiment.attacked
-    size = min(experiment.federation.server.sizes.values())
+    local, attacked = experiment.federation.trainer.local, experiment.attacked
+    size = min(experiment.federation.sizes.values())
     steps, fewer = local.num_steps(size), attacked.num_steps(size)
     used, less = (min(each.samples or size, size) for each in (local, attacked))
     if (fewer, less, attacked.batch_size) == (steps, used, local.batch_size):

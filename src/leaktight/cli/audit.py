@@ -105,7 +105,7 @@ def _config(options: Options) -> Config:
 
 
 def _rounds(experiment: Experiment, weigh: bool) -> int:
-    return experiment.federation.server.plan.rounds if weigh else experiment.rounds[-1]
+    return experiment.federation.plan.rounds if weigh else experiment.rounds[-1]
 
 
 def _announce(experiment: Experiment, facts: dict[str, Any], console: Console) -> None:

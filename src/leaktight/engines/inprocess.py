@@ -9,11 +9,13 @@ from typing import TypeAlias
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.rng import global_seed
 from leaktight.core.training import Constant
-from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, State, Truth, Update
-from leaktight.fl.client import Client, evaluate
-from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, Truth, Update
+from leaktight.fl.client import Client
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.local import evaluate
 from leaktight.fl.messages import Ask, Declined, Evaluated, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.protocol import RoundOutcome, carry, federate
+from leaktight.fl.state import ClientState
 from leaktight.runtime.executor import Tell, Workers, in_order
 from leaktight.runtime.processes import on_this_machine
 from leaktight.runtime.worker import one_thread
@@ -33,7 +35,7 @@ class ClientJob:
 
     client: str
     request: Request
-    state: State | None
+    state: ClientState | None
     record: bool
 
 
@@ -54,7 +56,7 @@ class JobDone:
     """
 
     reply: Reply
-    state: State | None = None
+    state: ClientState | None = None
     truth: Truth | None = None
     report: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
@@ -110,7 +112,7 @@ def run(
     measured about themselves, which no message holds. record: called with the round's trace, truth included.
     until: the first round that is not played (None: none). score: whether models are scored as the plan says.
     """
-    state = state or first_state(federation)
+    state = state or federation.first_state()
     with one_thread(), on_this_machine(workers).start(RoundWork(federation)) as started:
         carrier = Carrier(federation, started, dict(state.clients), after_client, record is not None)
 
@@ -137,7 +139,7 @@ class Carrier:
 
     federation: Federation
     workers: RoundWorkers
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, ClientState] = field(default_factory=dict)
     after_client: Callable[[], None] = lambda: None
     recording: bool = False
     truths: Mapping[str, Truth] = field(default_factory=dict)
@@ -179,7 +181,7 @@ def _models(requests: Mapping[str, Request]) -> list[Broadcast]:
     return list({id(broadcast): broadcast for broadcast in sent}.values())
 
 
-def _after_failure(client: Client, job: ClientJob) -> State | None:
+def _after_failure(client: Client, job: ClientJob) -> ClientState | None:
     try:
         return client.marked(job.request, job.state)
     except LeaktightError:
@@ -192,7 +194,6 @@ def _outcome(result: JobDone) -> Outcome:
 
 
 def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, Truth]) -> RoundTrace:
-    server = federation.server
     examples = [update.num_examples for update in outcome.updates.values()]
     known = [number for number in examples if number is not None]
     return RoundTrace(
@@ -206,8 +207,8 @@ def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, T
             num_examples=sum(known) if len(known) == len(examples) else None,
             buffers=outcome.state.buffers,
         ),
-        local=replace(server.local, learning_rate=outcome.learning_rate, schedule=Constant()),
-        defense=server.defense,
+        local=replace(federation.trainer.local, learning_rate=outcome.learning_rate, schedule=Constant()),
+        defense=federation.setup.defense,
         mode=federation.trainer.mode,
         input_shape=federation.dataset.shape,
         num_classes=federation.dataset.num_classes,

@@ -12,7 +12,7 @@ from leaktight.core.errors import LeaktightError, RefusedError, UsageError
 from leaktight.core.types import Broadcast, State, Update
 from leaktight.engines.flower.arrays import only_arrays, tensors_of, unnamed
 from leaktight.engines.flower.shelf import LOG, Shelf, refusal
-from leaktight.fl.client import Meter
+from leaktight.fl.local import Meter
 from leaktight.guard import BroadcastGuard
 
 _ROUND = "server-round"  # as Flower's strategies name it

@@ -34,7 +34,7 @@ _RUN = "leaktight.run"
 
 @dataclass(frozen=True)
 class Memory:
-    """now: the client's state after the last answer. key: the root of its own secrets.
+    """now: the client's state after the last answer, as it is stored. key: the root of its own secrets.
 
     brings: a hash of the data and the settings that belong to the state. answers: how many there were in all.
     sent: by turn of this epoch, the hash of what was asked and the bytes of the reply.

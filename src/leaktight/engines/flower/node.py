@@ -14,7 +14,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
-from leaktight.core.types import State
 from leaktight.engines.flower.memory import Keeper
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
 from leaktight.engines.flower.reports import write_report
@@ -22,6 +21,7 @@ from leaktight.fl.client import Client
 from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Declined, Reply, Train
+from leaktight.fl.state import ClientState
 from leaktight.runtime.worker import become_worker
 
 LOG = logging.getLogger("leaktight.flower")
@@ -98,15 +98,16 @@ def _reply(message: Message, context: Context, home: Home, name: str) -> bytes:
         return sent
     if not home.reproducible:
         client = replace(client, rng=client.rng.keyed(memory.key))
+    before = None if memory.now is None else ClientState.restored(memory.now)
     try:
-        reply, state = _work(client, asked, memory.now, home.state_dir)
+        reply, state = _work(client, asked, before, home.state_dir)
     except Exception:
         # Whether the work fails can tell about the data: a request that was admitted cannot be tried again.
         declined = reply_bytes(Declined())
-        keeper.remember(memory.after(asked, declined, client.marked(asked.request, memory.now)))
+        keeper.remember(memory.after(asked, declined, client.marked(asked.request, before).stored()))
         raise
     sent = reply_bytes(reply)
-    keeper.remember(memory.after(asked, sent, state))
+    keeper.remember(memory.after(asked, sent, state.stored()))
     return sent
 
 
@@ -114,7 +115,7 @@ def _single(home: Home) -> bool:
     """Whether the client answers one run only: what it promises or insists on would begin anew with another name."""
     federation = home.federation
     if federation.consent == Consent():
-        return federation.server.defense.private
+        return federation.setup.defense.private
     if home.state_dir is None:
         raise UsageError(
             "expected a state-dir in the node's config because consent sets a limit, got none; give it one: without, "
@@ -125,10 +126,10 @@ def _single(home: Home) -> bool:
 
 def _brings(client: Client) -> str:
     """A hash of the data and the settings behind the client's answers."""
-    return hashlib.sha256(f"{client.brings}|{client.aggregator!r}".encode()).hexdigest()
+    return hashlib.sha256(f"{client.brings}|{client.setup.aggregator!r}".encode()).hexdigest()
 
 
-def _work(client: Client, asked: Envelope, state: State | None, folder: Path | None) -> tuple[Reply, State]:
+def _work(client: Client, asked: Envelope, state: ClientState | None, folder: Path | None) -> tuple[Reply, ClientState]:
     if not isinstance(asked.request, Train):
         return client.handle(asked.request, state)
     done = client.train_round(asked.request, state)

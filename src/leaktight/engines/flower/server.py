@@ -13,7 +13,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.engines.flower.carrier import GridCarrier
 from leaktight.engines.inprocess import AfterRound, Carrier, RoundWork
-from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.runtime.executor import Inline
 from leaktight.runtime.worker import one_thread
@@ -38,12 +38,12 @@ def play(
     the nodes of all clients before the first request. The rest as in `engines.inprocess.run`; what clients measure
     about themselves is not here, because no message holds it.
     """
-    server = (state or first_state(federation)).server
+    server = (state or federation.first_state()).server
     carrier = GridCarrier(
         grid,
         sorted(federation.shares),
         run,
-        federation.server.plan.timeout,
+        federation.plan.timeout,
         epoch=server.round,
         after_client=after_client,
     )
