@@ -20,7 +20,7 @@ from leaktight.attacks.matching.spread import Parallel
 from leaktight.attacks.optimizers.compile import Backend
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.core.rng import Rng
-from leaktight.runtime.worker import available_cores
+from leaktight.runtime.processes import available_cores
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import play_round
 from leaktight.models import MODELS, build_model
 from leaktight.runtime.executor import Inline
-from leaktight.runtime.processes import Processes
-from leaktight.runtime.worker import available_cores, one_thread
+from leaktight.runtime.processes import Processes, available_cores, one_thread
 
 CLIENTS, SAMPLES, BATCH = 10, 500, 32
 

@@ -20,7 +20,7 @@ from leaktight.engines.training import Engine
 from leaktight.fl.federation import FederationState
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.runtime.worker import available_cores
+from leaktight.runtime.processes import available_cores
 
 ROUNDS = 12
 

@@ -18,7 +18,7 @@ from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import Sealed, Values
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.paillier_keys import SecretKey
-from leaktight.runtime.worker import available_cores
+from leaktight.runtime.processes import available_cores
 
 VALUES, CLIENTS, SAMPLE = 100_000, 10, 20
 

@@ -224,7 +224,8 @@ def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: E
 def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
     reply, state = make_client(model, examples).handle(request(model), None)
     assert isinstance(reply, Trained)
-    assert list(state.stored()) == ["defense", "aggregator", "params", "buffers", "conduct", "guard"], "as on disk"
+    assert list(state.stored()) == ["defense", "aggregator", "params", "buffers", "conduct", "guard"]
+    assert list(state.stored()["conduct"]) == ["round", "rounds", "scored", "asked"], "as on disk"
 
 
 @dataclass(frozen=True)

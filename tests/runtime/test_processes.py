@@ -18,9 +18,8 @@ from leaktight.core.types import Broadcast, Examples
 from leaktight.runtime import processes
 from leaktight.runtime.cluster import Ray
 from leaktight.runtime.executor import Executor, Inline, Tell, in_order
-from leaktight.runtime.processes import Processes, run_all
+from leaktight.runtime.processes import Processes, in_worker, one_thread, run_all
 from leaktight.runtime.sharing import dumped, loaded
-from leaktight.runtime.worker import in_worker, one_thread
 
 
 class TwoWordsError(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -17,8 +17,7 @@ from leaktight.fl.messages import Ask, Declined, Evaluated, Failed, Outcome, Rep
 from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.fl.state import ClientState
 from leaktight.runtime.executor import Tell, Workers, in_order
-from leaktight.runtime.processes import on_this_machine
-from leaktight.runtime.worker import one_thread
+from leaktight.runtime.processes import on_this_machine, one_thread
 
 Reports: TypeAlias = Mapping[str, Mapping[str, float]]
 """What clients measured about themselves in a round, by client. It reaches the run's files beside the messages."""
@@ -148,7 +147,8 @@ class Carrier:
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
         names = sorted(requests)
         jobs = [ClientJob(name, requests[name], self.states.get(name), self.recording) for name in names]
-        results = dict(zip(names, self._done(jobs, _models(requests), self.after_client), strict=True))
+        done = self.workers.run(jobs, shared=_models(requests))
+        results = dict(zip(names, in_order(done, lambda place, result: self.after_client()), strict=True))
         if any(isinstance(request, Train) for request in requests.values()):
             trained = {name: result for name, result in results.items() if isinstance(result.reply, Trained)}
             self.reports = {name: result.report for name, result in trained.items()}
@@ -159,20 +159,9 @@ class Carrier:
     def score(self, params: Params, buffers: Params) -> Evaluated:
         model, total = Broadcast(params, buffers, 0), len(self.federation.dataset.test)
         jobs = [ScoreJob(model, start, min(start + SCORE_CHUNK, total)) for start in range(0, total, SCORE_CHUNK)]
-        scores = [done.reply for done in self._done(jobs, [model]) if isinstance(done.reply, Evaluated)]
+        done = in_order(self.workers.run(jobs, shared=[model]))
+        scores = [each.reply for each in done if isinstance(each.reply, Evaluated)]
         return sum(scores[1:], scores[0])
-
-    def _done(
-        self,
-        jobs: Sequence[ClientJob | ScoreJob],
-        models: Sequence[Broadcast],
-        after_each: Callable[[], None] = lambda: None,
-    ) -> list[JobDone]:
-        found = []
-        for result in self.workers.run(jobs, shared=models):
-            found.append(result)
-            after_each()
-        return in_order(found)
 
 
 def _models(requests: Mapping[str, Request]) -> list[Broadcast]:

@@ -42,20 +42,7 @@ class ClientState:
 
     def stored(self) -> dict[str, Any]:
         """The state as `core.tensors.pack` takes it: what is written to disk."""
-        conduct = self.conduct
-        return {
-            "defense": self.defense,
-            "aggregator": self.aggregator,
-            "params": self.params,
-            "buffers": self.buffers,
-            "conduct": {
-                "round": conduct.round,
-                "rounds": conduct.rounds,
-                "scored": conduct.scored,
-                "asked": conduct.asked,
-            },
-            "guard": self.guard,
-        }
+        return {**vars(self), "conduct": vars(self.conduct)}
 
     @classmethod
     def restored(cls, stored: State) -> ClientState:

@@ -17,7 +17,7 @@ from leaktight.core.rng import Rng, global_seed
 from leaktight.core.types import ImageShape
 from leaktight.models.gan import DcganNetwork
 from leaktight.models.source import require_choice, require_positive
-from leaktight.runtime.worker import one_thread
+from leaktight.runtime.processes import one_thread
 
 Game: TypeAlias = Literal["dcgan", "wgan_gp"]
 Watch: TypeAlias = Callable[[int, float, float], None]

@@ -10,8 +10,8 @@ from typing import Any, Generic
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.runtime.executor import J, M, R, Told, Work, Workers, unheard
+from leaktight.runtime.processes import become_worker
 from leaktight.runtime.sharing import dumped, loaded
-from leaktight.runtime.worker import become_worker
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,11 @@ class Ray:
 
     @contextmanager
     def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
-        ray = _ray()
+        try:
+            import ray
+            import ray.util
+        except ImportError as error:
+            raise UsageError("--workers ray needs Ray; install it with: pip install 'leaktight[ray]'") from error
         try:
             ray.init(
                 address=self.address,
@@ -82,12 +86,3 @@ class Actor:
         messages: list[object] = []
         result = self.work(loaded(job, [loaded(value) for value in common]), messages.append)
         return dumped((place, messages, result))
-
-
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.util
-    except ImportError as error:
-        raise UsageError("--workers ray needs Ray; install it with: pip install 'leaktight[ray]'") from error
-    return ray

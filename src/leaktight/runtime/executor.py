@@ -10,7 +10,7 @@ neither their number nor the order in which they finish changes a bit of a resul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -79,11 +79,14 @@ class _ThisProcess(Generic[J, M, R]):
             yield place, self.work(job, partial(told, place))
 
 
-def in_order(results: Iterable[tuple[int, R]]) -> list[R]:
-    """Results in the order of their jobs.
+def in_order(results: Iterable[tuple[int, R]], done: Callable[[int, R], None] = unheard) -> list[R]:
+    """Results in the order of their jobs. done: called with each, and before that its place, as soon as it is there.
 
     >>> in_order([(1, "b"), (0, "a")])
     ['a', 'b']
     """
-    found: Mapping[int, R] = dict(results)
+    found: dict[int, R] = {}
+    for place, result in results:
+        found[place] = result
+        done(place, result)
     return [found[place] for place in sorted(found)]

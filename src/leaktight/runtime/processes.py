@@ -21,15 +21,41 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.queues import SimpleQueue
 from typing import Any, Generic
 
+import torch
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.types import Examples
 from leaktight.runtime.executor import Executor, Inline, J, M, R, Told, Work, Workers, in_order, unheard
 from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
-from leaktight.runtime.worker import available_cores, become_worker
 
 _POLL_SECONDS = 0.1
+_worker: dict[str, Any] = {}  # filled once, when a worker process starts; never in the main process
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_worker() -> bool:
+    """Whether this is a worker process, which should start no others: the cores are taken."""
+    return bool(_worker)
+
+
+def become_worker() -> None:
+    """Make this process a worker, of Leaktight's own or of Ray's: one thread, and it starts no others."""
+    torch.set_num_threads(1)
+    _worker["here"] = True
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch on one thread, as worker processes do: the same bits whatever the number of processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -76,7 +102,7 @@ def run_all(
     *,
     workers: int,
     told: Told[M] = unheard,
-    done: Callable[[int, R], None] = lambda place, result: None,
+    done: Callable[[int, R], None] = unheard,
 ) -> list[R]:
     """The results of `work` on every job, in the order of the jobs.
 
@@ -85,12 +111,8 @@ def run_all(
     """
     waiting = iter(jobs)
     first = list(islice(waiting, 2))
-    results: dict[int, R] = {}
     with on_this_machine(workers if len(first) > 1 else 1).start(work) as started:
-        for place, result in started.run(chain(first, waiting), told=told):
-            results[place] = result
-            done(place, result)
-    return in_order(results.items())
+        return in_order(started.run(chain(first, waiting), told=told), done)
 
 
 @dataclass(frozen=True)
@@ -138,14 +160,11 @@ def _context(preload: list[str]) -> Any:
     return context
 
 
-_held: dict[str, Any] = {}  # the work and the channel; filled once, when a worker process starts
-
-
-def _begin(life: Connection, channel: SimpleQueue[bytes], work: bytes, examples: list[Examples]) -> None:
+def _begin(life: Connection, channel: SimpleQueue[bytes], work: bytes, examples: list[object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process handles it
     become_worker()
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
-    _held["channel"], _held["work"] = channel, loaded(work, examples)
+    _worker["channel"], _worker["work"] = channel, loaded(work, examples)
 
 
 def _end_with(life: Connection) -> None:
@@ -159,11 +178,11 @@ def _run(place: int, job: bytes, common: list[Tensor]) -> bytes:
     """Jobs, results and messages are bytes here: as tensors in shared memory they would cost file handles."""
 
     def tell(message: object) -> None:
-        _held["channel"].put(dumped((place, message)))
+        _worker["channel"].put(dumped((place, message)))
 
     try:
         shared = [loaded(value.numpy().tobytes()) for value in common]
-        return dumped(_held["work"](loaded(job, shared), tell))
+        return dumped(_worker["work"](loaded(job, shared), tell))
     except Exception as error:
         if _portable(error):
             raise

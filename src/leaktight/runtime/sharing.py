@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,7 @@ from leaktight.core.types import Examples
 
 def dumped(value: object, shared: Sequence[object] = ()) -> bytes:
     """A value as bytes. shared: objects that the other side has already; in their place stands their number."""
-    numbers = {id(each): number for number, each in enumerate(shared)}
-    data = io.BytesIO()
-    _Pickler(data, lambda obj: numbers.get(id(obj))).dump(value)
-    return data.getvalue()
+    return _Pickler(list(shared)).dumped(value)
 
 
 def loaded(data: bytes, shared: Sequence[object] = ()) -> Any:
@@ -29,19 +26,10 @@ def loaded(data: bytes, shared: Sequence[object] = ()) -> Any:
     return _Unpickler(data, shared).load()
 
 
-def without_examples(value: object) -> tuple[bytes, list[Examples]]:
+def without_examples(value: object) -> tuple[bytes, list[object]]:
     """A value as bytes, and apart from it the examples that it holds, which processes can then share."""
-    found: list[Examples] = []
-
-    def number(obj: object) -> int | None:
-        if not isinstance(obj, Examples):
-            return None
-        found.append(obj)
-        return len(found) - 1
-
-    data = io.BytesIO()
-    _Pickler(data, number).dump(value)
-    return data.getvalue(), found
+    pickler = _Pickler([], Examples)
+    return pickler.dumped(value), pickler.shared
 
 
 def in_shared_memory(value: object) -> Tensor:
@@ -51,19 +39,30 @@ def in_shared_memory(value: object) -> Tensor:
 
 
 class _Pickler(pickle.Pickler):
-    """Plain tensors are copied as they are seen: pickled otherwise, a view takes all the memory behind it along."""
+    """Plain tensors are copied as they are seen: pickled otherwise, a view takes all the memory behind it along.
 
-    def __init__(self, data: io.BytesIO, number: Callable[[object], int | None]) -> None:
-        super().__init__(data, pickle.HIGHEST_PROTOCOL)
-        self.number = number
+    shared: what is left out; objects of the type `also` are added to it.
+    """
+
+    def __init__(self, shared: list[object], also: type | tuple[()] = ()) -> None:
+        self.data, self.shared, self.also = io.BytesIO(), shared, also
+        self.numbers = {id(each): number for number, each in enumerate(shared)}
+        super().__init__(self.data, pickle.HIGHEST_PROTOCOL)
+
+    def dumped(self, value: object) -> bytes:
+        self.dump(value)
+        return self.data.getvalue()
 
     def persistent_id(self, obj: object) -> int | None:
-        return self.number(obj)
+        if isinstance(obj, self.also) and id(obj) not in self.numbers:
+            self.numbers[id(obj)] = len(self.shared)
+            self.shared.append(obj)
+        return self.numbers.get(id(obj))
 
     def reducer_override(self, obj: object) -> Any:
-        if type(obj) is not Tensor or obj.requires_grad or not (obj.is_cpu and obj.layout == torch.strided):
+        if type(obj) is not Tensor or obj.requires_grad or not obj.is_cpu:
             return NotImplemented
-        if not obj.is_contiguous():
+        if obj.layout != torch.strided or not obj.is_contiguous():
             return NotImplemented
         return _tensor, (obj.reshape(-1).view(torch.uint8).numpy().tobytes(), obj.dtype, tuple(obj.shape))
 

@@ -33,7 +33,7 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, ImageShape, Mode, Observation, Reconstruction
 from leaktight.models import build_model
 from leaktight.models.small import LeNetZhu
-from leaktight.runtime.worker import in_worker
+from leaktight.runtime.processes import in_worker
 
 SMOOTH = Matching(
     iterations=5,

@@ -15,8 +15,7 @@ from leaktight.core.protocols import Attack
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Reconstruction
 from leaktight.runtime.executor import Tell
-from leaktight.runtime.processes import run_all
-from leaktight.runtime.worker import available_cores, in_worker, one_thread
+from leaktight.runtime.processes import available_cores, in_worker, one_thread, run_all
 
 
 def reconstruct_all(

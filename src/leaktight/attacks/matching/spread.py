@@ -26,8 +26,7 @@ from leaktight.attacks.optimizers.second_order import bend
 from leaktight.core.rng import Rng, global_seed
 from leaktight.models.surgery import mode_of
 from leaktight.runtime.executor import Tell
-from leaktight.runtime.processes import run_all
-from leaktight.runtime.worker import available_cores, in_worker
+from leaktight.runtime.processes import available_cores, in_worker, run_all
 
 if TYPE_CHECKING:
     from leaktight.attacks.matching.attack import Matching

@@ -22,7 +22,7 @@ from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Declined, Reply, Train
 from leaktight.fl.state import ClientState
-from leaktight.runtime.worker import become_worker
+from leaktight.runtime.processes import become_worker
 
 LOG = logging.getLogger("leaktight.flower")
 

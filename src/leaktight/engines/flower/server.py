@@ -16,7 +16,7 @@ from leaktight.engines.inprocess import AfterRound, Carrier, RoundWork
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.runtime.executor import Inline
-from leaktight.runtime.worker import one_thread
+from leaktight.runtime.processes import one_thread
 
 JOIN_SECONDS = 120.0
 

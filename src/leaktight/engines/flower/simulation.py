@@ -21,7 +21,7 @@ from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.inprocess import AfterRound, Told
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.runtime.worker import available_cores
+from leaktight.runtime.processes import available_cores
 
 START_SECONDS = 600.0
 """How long Ray may take to start."""
