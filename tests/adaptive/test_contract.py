@@ -25,7 +25,7 @@ from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.config.catalogue import DEFENSES
-from leaktight.config.settings import kind_of, settings_of
+from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge
@@ -102,9 +102,10 @@ def test_the_adaptation_says_in_its_docstring_what_it_assumes_and_cannot_do() ->
 def test_it_can_be_stored_and_sent(kind: str) -> None:
     attack = made(kind)
     settings = settings_of(attack)
-    assert settings["attack"]["kind"] == "csdlg"
-    assert settings["adaptation"]["defense"]["kind"] == kind
-    assert json.loads(json.dumps(settings)) == settings
+    stored = json.loads(json.dumps(settings))
+    assert stored["attack"]["kind"] == "csdlg"
+    assert stored["adaptation"]["defense"]["kind"] == kind
+    assert stored == settings
     assert pickle.loads(pickle.dumps(attack)) == attack
     assert Knowledge.DEFENSE in attack.requires
     assert attack.requires >= QUICK.requires

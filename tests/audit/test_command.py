@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (["--set", "audit.trial=1"], "did you mean 'trials'?"),
         (["--set", "audit.local=3"], "expected a table [audit.local]"),
         (["--set", "audit.attack_round=9"], "rounds count from 0"),
-        (["--workers", "many"], "expected --workers"),
+        (["--workers", "many"], "expected workers"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leaktight.cli.audit import parse_workers
+from leaktight.api.runs import parse_workers
 from leaktight.config.audit import AUDIT_SCENARIO, build_experiment, complete, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
@@ -80,5 +80,5 @@ def test_a_config_says_which_attacks_are_adapted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "ray:/x"])
 def test_workers_that_make_no_sense(text: str) -> None:
-    with pytest.raises(UsageError, match="expected --workers"):
+    with pytest.raises(UsageError, match="expected workers"):
         parse_workers(text)

@@ -9,11 +9,13 @@ from leaktight.attacks.labels.rules import Geng, Yin
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.config.settings import SCENARIO, kind_of, load_config
+from leaktight.config.settings import load_config
+from leaktight.config.tables import SCENARIO
+from leaktight.config.toml import kind_of
 from leaktight.core.errors import ConfigError
 from leaktight.core.protocols import Defense
 from leaktight.core.threat import Knowledge
-from leaktight.core.training import Cosine
+from leaktight.core.training import Cosine, LocalTraining
 from leaktight.crypto.paillier import Paillier
 from leaktight.data.embedded import Digits, Faces
 from leaktight.data.joined import Joined
@@ -197,7 +199,8 @@ def test_a_missing_file_and_a_bad_override_are_named(tmp_path: Path) -> None:
 
 def test_kinds_are_found_by_class() -> None:
     assert kind_of(Digits()) == "digits"
-    assert kind_of(object()) is None
+    assert kind_of(LocalTraining()) is None, "a part of ours that is no method"
+    assert kind_of(object()) == "builtins:object"
 
 
 def test_an_aggregator_around_another_survives_the_way_to_toml_and_back(tmp_path: Path) -> None:

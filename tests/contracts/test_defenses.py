@@ -16,7 +16,7 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.config.catalogue import DEFENSES
-from leaktight.config.settings import kind_of
+from leaktight.config.toml import kind_of
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, Question, Report, RoundPlan, Step
 from leaktight.core.rng import Rng, global_seed

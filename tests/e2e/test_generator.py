@@ -13,9 +13,9 @@ from tests.attacks.scenes import draw, observe
 from tests.e2e.test_train import leaktight
 from tests.seeds import replayed
 
+from leaktight.api.generator import public_images
 from leaktight.attacks.generative.ggl import Ggl
 from leaktight.cli.app import main
-from leaktight.cli.generator import public_images
 from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.core.types import Examples

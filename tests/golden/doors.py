@@ -26,6 +26,7 @@ from tests.seeds import replayed
 from leaktight.adaptive.table import ADAPTIVE
 from leaktight.cli.app import main
 from leaktight.config.catalogue import CATALOGUE
+from leaktight.config.names import ENTRIES
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
 from leaktight.core.protocols import Attack, Defense
@@ -37,7 +38,7 @@ from leaktight.engines import inprocess
 from leaktight.engines.flower.node import Home, client_app
 from leaktight.engines.flower.server import play as play_on_flower
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.metrics import MetricUnavailable, Resources
+from leaktight.metrics import METRICS, MetricUnavailable, Resources
 from leaktight.models import build_model
 
 __all__ = [
@@ -81,13 +82,12 @@ __all__ = [
 
 def names(family: str) -> list[str]:
     """The names of a family of the catalogue: "attacks", "defenses", "models" and so on."""
-    return list(CATALOGUE[family])
+    return list(ENTRIES[family])
 
 
 def made(family: str, kind: str, **settings: Any) -> Any:
     """A method of the catalogue with these settings; of metrics, its line in the catalogue."""
-    entry = CATALOGUE[family][kind]
-    return entry if family == "metrics" else entry(**settings)
+    return METRICS[kind] if family == "metrics" else CATALOGUE[family][kind](**settings)
 
 
 def adapted(attack: Attack, defense: Defense) -> Attack:

@@ -98,7 +98,7 @@ def test_errors_say_what_to_correct(folder: Path, target: str, message: str) -> 
 
 @pytest.mark.parametrize("target", ["", "nets", "nets:", ":build"])
 def test_target_must_name_a_module_and_a_function(target: str) -> None:
-    with pytest.raises(ValueError, match=r"package\.module:function"):
+    with pytest.raises(ValueError, match=r"package\.module:name"):
         UserModel(target=target)
 
 

@@ -1,1 +1,5 @@
-"""Attacks: what can be reconstructed from an update."""
+"""Attacks: what can be reconstructed from an update. The public names are in `__init__.pyi`."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

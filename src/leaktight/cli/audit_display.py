@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
+from leaktight.audit.plan import Experiment
 from leaktight.audit.run import Watcher
+from leaktight.cli.console import say
 from leaktight.cli.display import progress_bars
 
 VERDICTS: Mapping[str, tuple[str, str]] = {
@@ -51,22 +53,29 @@ class AuditDisplay(Watcher):
         self.progress.update(self.rounds[defense], completed=row["round"])
         if not self.console.is_terminal:
             accuracy = "" if row["accuracy"] is None else f", accuracy {100 * row['accuracy']:.1f} %"
-            self._say(f"training, {defense}: round {row['round']} of {self.training}{accuracy}")
+            say(self.console, f"training, {defense}: round {row['round']} of {self.training}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
         self.done, self.total = done, total
         self.progress.update(self.trials, completed=done, total=total, visible=True)
         if done:
-            self._say(f"{done} of {total} trials are there already")
+            say(self.console, f"{done} of {total} trials are there already")
 
     def trial_done(self, line: Mapping[str, Any]) -> None:
         self.done += 1
         self.progress.update(self.trials, completed=self.done)
         if not self.console.is_terminal:
-            self._say(f"{self.done} of {self.total}: {trial_words(line)}")
+            say(self.console, f"{self.done} of {self.total}: {trial_words(line)}")
 
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
+    """What is about to be done, before it is done."""
+    for name, fact in facts.items():
+        say(console, f"{name}: {fact}")
+    attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
+    knowing = [f"; {each.name} who knows {each.against}" for each in experiment.attacks if each.adaptive]
+    defenses = ", ".join(each.name for each in experiment.defenses)
+    say(console, f"{len(experiment.trials)} attacks: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
 
 
 def trial_words(line: Mapping[str, Any]) -> str:

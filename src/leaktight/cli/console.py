@@ -1,16 +1,21 @@
-"""What all commands print with."""
+"""What all commands print with. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from leaktight.core.files import without_secrets
 
-def print_json(document: dict[str, Any]) -> None:
+
+def print_json(document: object) -> None:
     print(json.dumps(document, indent=1))  # noqa: T201
 
 
@@ -21,3 +26,36 @@ def print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
     for row in rows:
         table.add_row(*row)
     Console().print(table, highlight=False)
+
+
+def say(console: Console, text: str) -> None:
+    """A line of plain text: no markup, no colours, broken by the terminal alone."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def called() -> str:
+    """The command line, without the key of a replay."""
+    return shlex.join(["leaktight", *without_secrets(sys.argv[1:])])
+
+
+@contextmanager
+def resumable(path: Path, console: Console) -> Iterator[None]:
+    """Tell whoever interrupts a run in `path` how to go on with it: by the call that began it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        file = path / "command.txt"
+        call = file.read_text().strip() if file.exists() else called()
+        say(console, f"stopped; go on with: {resume_command(call, path)}")
+        raise
+
+
+def resume_command(call: str, path: Path) -> str:
+    """The same call, to go on with the run in `path`.
+
+    >>> resume_command("leaktight audit --resume", Path("runs/a"))
+    'leaktight audit --resume --out runs/a'
+    """
+    words = [word for word in shlex.split(call) if word != "--resume"]
+    out = [] if "--out" in words else ["--out", str(path)]
+    return shlex.join([*words, "--resume", *out])

@@ -1,14 +1,27 @@
-"""What a person sees while training runs: a live table on a terminal, plain lines elsewhere. Always on stderr."""
+"""What a person sees of training and downloads: progress on stderr (plain lines where that is no terminal), a table."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
+
+from leaktight.cli.console import say
 
 COLUMNS = ("round", "accuracy", "loss", "train loss", "seconds", "defense", "up", "down", "clients")
 _SHOWN_ROWS = 12
@@ -116,3 +129,48 @@ class TrainingDisplay:
         self.progress.reset(self.this_round, total=self.clients_per_round)
         if not self.console.is_terminal:
             self.console.print("\t".join(cells(row)), highlight=False, soft_wrap=True)
+
+
+def print_training(summary: dict[str, Any], path: Path) -> None:
+    """The last rounds, what came of the training, and where its files are."""
+    console = Console()
+    console.print(rounds_table(summary["rounds"][-5:]))
+    uploaded = sum(row["bytes_up"] for row in summary["rounds"])
+    say(
+        console,
+        f"final accuracy {100 * summary['final']['accuracy']:.2f} %, loss {summary['final']['loss']:.4f}, "
+        f"{summary['seconds']:.1f} s, {human_bytes(uploaded)} sent by clients",
+    )
+    if summary["defense"]["kind"] != "none":
+        say(console, defense_line(summary["defense"]))
+    say(console, f"results: {path / 'summary.json'}   curve: {path / 'curve.png'}")
+
+
+class DownloadDisplay:
+    """A bar for each file that is fetched."""
+
+    def __init__(self, console: Console) -> None:
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self.files: dict[str, TaskID] = {}
+
+    def __enter__(self) -> DownloadDisplay:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def file_progress(self, name: str, done: int, total: int | None) -> None:
+        if name not in self.files:
+            self.files[name] = self.bars.add_task(name, total=total)
+        self.bars.update(self.files[name], completed=done, total=total)

@@ -1,107 +1,35 @@
-"""What `leaktight flower` does: a scenario as a project for `flwr run`."""
+"""`leaktight flower export`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-import tomli_w
-from rich.console import Console
+import typer
 
-from leaktight import __version__
-from leaktight.config.scenario import build_federation, load_data
-from leaktight.config.settings import Config, load_config
-from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.files import write_atomically
-from leaktight.models.user import UserModel
-
-PACKAGE = "leaktight_app"
-
-_APP = '''"""The {what} of this project: the scenario in config.toml."""
-
-from pathlib import Path
-
-from leaktight.flower import {what}_app
-
-app = {what}_app(Path(__file__).with_name("config.toml"))
-'''
-
-_README = """# {clients} clients, {rounds} rounds
-
-A scenario of Leaktight as a Flower project. `{package}/config.toml` is the whole of it.
-
-In a simulation on one machine, with a connection of {clients} SuperNodes in `$FLWR_HOME/config.toml`:
-
-    flwr run . simulation --stream --run-config 'folder="/path/to/run"'
-
-On a SuperLink, one SuperNode for each client (`partition-id` from 0 to {last}):
-
-    flower-supernode --superlink HOST:PORT --root-certificates ca.pem --auth-supernode-private-key node0.key \\
-        --node-config 'partition-id=0 state-dir="/path/to/state"'
-    flwr run . NAME --stream --run-config 'folder="/path/to/run"'
-
-Run again, the server goes on from the checkpoint in `folder`, and nodes from their `state-dir`.
-Every node loads the data set of the config and takes its own share of it. Certificates and keys, step by step:
-docs/flower-deployment.md of Leaktight.
-"""
+from leaktight.cli import options
 
 
-def run_export(folder: Path, config_path: Path | None, overrides: list[str], *, defenses: Sequence[str]) -> None:
-    """`leaktight flower export`."""
-    config = load_config(config_path, overrides, defenses=defenses)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"expected a new or empty folder, got {folder}, which holds something; choose another")
-    federation = build_federation(config, *load_data(config))
-    clients = len(federation.shares)
-    files = {
-        "pyproject.toml": tomli_w.dumps(project(config)),
-        "README.md": _README.format(clients=clients, last=clients - 1, rounds=config.plan.rounds, package=PACKAGE),
-        f"{PACKAGE}/__init__.py": "",
-        f"{PACKAGE}/server.py": _APP.format(what="server"),
-        f"{PACKAGE}/client.py": _APP.format(what="client"),
-        f"{PACKAGE}/config.toml": config.to_toml(),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeaktightError(f"cannot write to {folder}: {error.strerror}; choose another folder") from error
-    for name, content in files.items():
-        write_atomically(folder / name, content)
-    console = Console(stderr=True)
-    console.print(
-        f"{folder}: a Flower project for {clients} clients; its README.md says how to run it",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    if isinstance(config.model.source, UserModel):
-        console.print(
-            f"{config.model.source.target} must be importable at the server and at every node",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the Flower project.")],
+    config: options.Config = None,
+    overrides: options.Set = None,
+    defense: options.Stacked = None,
+) -> None:
+    """Write the scenario as a Flower project, for `flwr run` on a simulation or on a SuperLink with SuperNodes.
 
+    Example: leaktight flower export my-app my.toml --defense outpost
+    """
+    from rich.console import Console
 
-def project(config: Config) -> dict[str, object]:
-    """The project's pyproject.toml."""
-    return {
-        "build-system": {"requires": ["setuptools>=77"], "build-backend": "setuptools.build_meta"},
-        "project": {
-            "name": "leaktight-app",
-            "version": "1.0.0",
-            "description": "A scenario of Leaktight on Flower",
-            "license": "Apache-2.0",
-            "requires-python": ">=3.11.4",
-            "dependencies": [f"leaktight[flower]=={__version__}"],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "leaktight",
-                    "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                    "config": {"folder": "", "data-root": "", "join-seconds": 120, "record": ""},
-                }
-            }
-        },
-    }
+    from leaktight.api.flower_project import export
+    from leaktight.cli.console import say
+    from leaktight.config.settings import load_config
+    from leaktight.models.user import UserModel
+
+    resolved = load_config(config, overrides or (), defenses=defense or ())
+    clients = export(folder, resolved)
+    errors = Console(stderr=True)
+    say(errors, f"{folder}: a Flower project for {clients} clients; its README.md says how to run it")
+    if isinstance(resolved.model.source, UserModel):
+        say(errors, f"{resolved.model.source.target} must be importable at the server and at every node")

@@ -1,153 +1,60 @@
-"""What `leaktight generator` does: a small generator trained on images that no client holds."""
+"""`leaktight generator train`."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
-import torch
-from PIL import Image
-from rich.console import Console
-from safetensors.torch import save_file
-from torch import Tensor, nn
+import typer
 
-from leaktight.cli.console import print_json
-from leaktight.cli.display import progress_bars
-from leaktight.config.settings import Config, load_config
-from leaktight.config.toml import build, plain
-from leaktight.core.errors import UsageError
-from leaktight.core.files import replace_atomically
-from leaktight.core.rng import Rng
-from leaktight.core.tensors import digest
-from leaktight.core.types import Examples
-from leaktight.data.dataset import Dataset
-from leaktight.data.sources import data_root
-from leaktight.models.gan import Dcgan
-from leaktight.models.gan_training import GanTraining
-
-SHEET = 64
-"""Samples on the sheet."""
+from leaktight.cli import options
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The options of `leaktight generator train`. training: settings of `GanTraining`; None is its default."""
+def command(
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Where the weights go; samples beside, .png.")],
+    config: options.Config = None,
+    overrides: options.Set = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="KIND", help="One of `leaktight list datasets` (default: the config's).")
+    ] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Pixels a side, where the data set can be scaled.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="dcgan|wgan_gp", help="The game; the second is slower and seldom collapses."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the images (default: 3000 steps).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="Images of a step (default: 32).")] = None,
+    latent: Annotated[int | None, typer.Option(min=1, help="The length of a latent (default: 64).")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Channels of the last hidden layer (default: 32).")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
+    data_root: options.DataRoot = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files that are there.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train a small generator on public images, so that ggl and gias can search among such images.
 
-    config: Path | None
-    overrides: list[str]
-    data: str | None
-    size: int | None
-    out: Path
-    training: dict[str, Any]
-    seed: int
-    root: Path | None
-    force: bool
-    as_json: bool
+    It sees the TEST part of the data set and nothing else: clients, and so all victims, hold the training part.
 
+    A test image that clients hold too is left out. The file notes the data settings and a digest of the images.
 
-def run_training(request: Request) -> None:
-    """`leaktight generator train`."""
-    errors = Console(stderr=True)
-    given = {key: value for key, value in request.training.items() if value is not None}
-    training: GanTraining = build(GanTraining, given, "generator train", "options")
-    if request.out.suffix != ".safetensors":
-        raise UsageError(f"expected --out to end in .safetensors, got {request.out}")
-    sheet = request.out.with_suffix(".png")
-    for path in (request.out, sheet):
-        if path.exists() and not request.force:
-            raise UsageError(f"{path} is there already; choose another --out, or --force to replace it")
-    config = _config(request)
-    dataset = config.data.load(data_root(config.data_root))
-    public, left_out = public_images(dataset)
-    said = f"{dataset.name}: {len(public)} images of the test part, which no client holds"
-    errors.print(said + (f"; {left_out} that clients hold too are left out" if left_out else ""), highlight=False)
-    start, epochs = time.perf_counter(), training.num_epochs(len(public))
-    with progress_bars(errors, disable=not errors.is_terminal) as bars:
-        task = bars.add_task("epochs", total=epochs)
+    Give it the audit's config, or the same data settings, so that the parts are cut alike.
 
-        def watch(epoch: int, critic: float, generator: float) -> None:
-            bars.update(task, completed=epoch, description=f"epochs, losses {critic:.2f} and {generator:.2f}")
-            if not errors.is_terminal:
-                errors.print(f"epoch {epoch} of {epochs}: losses {critic:.3f} and {generator:.3f}")
+    For more public images, in sets that their makers did not cut: --set data.test_share=0.5, here and in the audit.
 
-        network = training.train(public, rng=Rng(request.seed).child("generator"), watch=watch)
-    notes = _notes(config, training, public, request.seed)
-    replace_atomically(request.out, lambda path: save_file(_tensors(network), path, metadata=notes))
-    replace_atomically(sheet, _drawing(request.out, request.seed))
-    _say(request, notes, sheet, time.perf_counter() - start)
-
-
-def public_images(dataset: Dataset) -> tuple[Tensor, int]:
-    """The images of the test part that are not, byte for byte, among those of the training part; and how many are.
-
-    Clients, and so victims, hold training images only.
+    Example: leaktight generator train --data digits --out digits.safetensors
     """
-    held = set(_bytes(dataset.train))
-    kept = [place for place, image in enumerate(_bytes(dataset.test)) if image not in held]
-    if not kept:
-        raise UsageError(f"{dataset.name}: every test image is a training image too; nothing is public")
-    return dataset.test.images[kept], len(dataset.test) - len(kept)
+    from leaktight.api.generator import plan
+    from leaktight.cli.generator_display import run
+    from leaktight.config.settings import load_config
+    from leaktight.config.toml import build
+    from leaktight.models.gan_training import GanTraining
 
-
-def _bytes(examples: Examples) -> list[bytes]:
-    return [image.numpy().tobytes() for image in examples.images]
-
-
-def _config(request: Request) -> Config:
-    """The config's data set, or the one that the options name."""
-    named = [f"data.kind={request.data}"] if request.data else []
-    named += [f"data.size={request.size}"] if request.size else []
-    config = load_config(request.config, [*named, *request.overrides])
-    return config if request.root is None else replace(config, data_root=request.root)
-
-
-def _notes(config: Config, training: GanTraining, public: Tensor, seed: int) -> dict[str, str]:
-    """What the file says about itself, as safetensors keep it: text by name."""
-    return {
-        "made_by": "leaktight generator train",
-        "data": json.dumps(plain(config.data)),
-        "part": "test",
-        "num_images": str(len(public)),
-        "images_digest": digest({"images": public}),
-        "shape": ",".join(str(side) for side in public.shape[1:]),
-        "seed": str(seed),
-        "training": json.dumps({field.name: getattr(training, field.name) for field in fields(training)}),
-    }
-
-
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-
-
-def _drawing(file: Path, seed: int) -> Callable[[Path], None]:
-    """Draws samples of the generator in a file, eight in a row."""
-
-    def draw(path: Path) -> None:
-        generator = Dcgan(path=str(file)).read()
-        latents = torch.randn(SHEET, generator.latent, generator=Rng(seed).child("sheet").public())
-        images = (generator.sample(latents) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        rows = [np.concatenate(list(images[first : first + 8]), axis=1) for first in range(0, SHEET, 8)]
-        pixels = np.concatenate(rows)
-        Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(path)
-
-    return draw
-
-
-def _say(request: Request, notes: dict[str, str], sheet: Path, seconds: float) -> None:
-    if request.as_json:
-        made = {"schema_version": 1, "file": str(request.out), "samples": str(sheet), "seconds": seconds}
-        print_json({**made, **notes, "num_images": int(notes["num_images"]), "seed": request.seed})
-        return
-    console = Console()
-    console.print(f"{request.out}   samples: {sheet}   {seconds:.0f} s", highlight=False, soft_wrap=True)
-    console.print(
-        f'use it: --attack ggl --set \'attack.generator={{kind="dcgan", path="{request.out}"}}\'',
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    said = {"kind": kind, "epochs": epochs, "batch_size": batch_size, "latent": latent, "width": width}
+    given = {name: value for name, value in said.items() if value is not None}
+    training = build(GanTraining, given, "generator train", "options")
+    named = [*([f"data.kind={data}"] if data else []), *([f"data.size={size}"] if size else [])]
+    resolved = load_config(config, [*named, *(overrides or [])])
+    if data_root is not None:
+        resolved = replace(resolved, data_root=data_root)
+    run(plan(resolved, training, out, seed=seed, force=force), as_json=as_json)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from leaktight.cli.console import print_json, print_table
+from typing import Annotated
+
+import typer
+
+from leaktight.cli import options
 from leaktight.config.names import ENTRIES
 from leaktight.core.errors import UsageError, suggestion
 
 
-def print_entries(kind: str, *, as_json: bool) -> None:
-    """`leaktight list`."""
+def command(
+    kind: Annotated[str, typer.Argument(help="datasets, partitions, models, aggregators, defenses, metrics ...")],
+    as_json: options.Json = False,
+) -> None:
+    """The names that a config and the options accept, with a line about each."""
+    from leaktight.cli.console import print_json, print_table
+
     if kind not in ENTRIES:
         raise UsageError(f"nothing to list under {kind!r}; {suggestion(kind, ENTRIES)}")
     entries = {name: entry.description for name, entry in ENTRIES[kind].items()}

@@ -1,38 +1,49 @@
-"""`leaktight report`: the page and the tables of runs, made from their result files."""
+"""`leaktight report`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from leaktight.core.errors import UsageError, suggestion
-from leaktight.core.files import write_atomically
-from leaktight.report.html import render_comparison, render_report
-from leaktight.report.runs import Run, load_run
-from leaktight.report.tables import to_csv, to_latex, to_markdown
 
 COMPARISON = Path("comparison.html")
-_TABLES: Mapping[str, Callable[[Sequence[Run]], str]] = {"md": to_markdown, "csv": to_csv, "latex": to_latex}
+FORMATS = ("html", "md", "csv", "latex")
 
 
-def run_report(folders: Sequence[Path], *, form: str, out: Path | None) -> None:
-    """Write a page and say where it lies, or print tables (write them, with `out`)."""
-    if form != "html" and form not in _TABLES:
-        raise UsageError(f"no format {form!r}; {suggestion(form, ['html', *_TABLES])}")
-    runs = [load_run(folder) for folder in folders]
+def command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
+    form: Annotated[str, typer.Option("--format", help="html, or tables: md, csv, latex.")] = "html",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file (default: RUN/report.html, comparison.html for several; tables are printed)."),
+    ] = None,
+) -> None:
+    """Make a run's page again, compare runs side by side, or print their tables.
+
+    Example: leaktight report runs/audit-001 runs/audit-002 --format md
+    """
+    if form not in FORMATS:
+        raise UsageError(f"no format {form!r}; {suggestion(form, FORMATS)}")
+    from leaktight.core.files import write_atomically
+    from leaktight.report.html import render_comparison, render_report
+    from leaktight.report.runs import load_run
+    from leaktight.report.tables import WRITERS
+
+    loaded = [load_run(folder) for folder in runs]
     if form != "html":
-        text = _TABLES[form](runs)
+        text = WRITERS[form](loaded)
         if out is None:
             typer.echo(text.encode(), nl=False)  # bytes: a terminal without UTF-8 is no reason to fail
             return
         path = out
     else:
-        path = out or (runs[0].path / "report.html" if len(runs) == 1 else COMPARISON)
-        text = render_report(runs[0]) if len(runs) == 1 else render_comparison(runs, path.parent)
+        path = out or (loaded[0].path / "report.html" if len(loaded) == 1 else COMPARISON)
+        text = render_report(loaded[0]) if len(loaded) == 1 else render_comparison(loaded, path.parent)
     write_atomically(path, text)
-    for run in runs:
+    for run in loaded:
         if not run.finished:
             typer.echo(f"{run.path} is not finished; the report shows its trials so far", err=True)
     typer.echo(f"report: {path}")

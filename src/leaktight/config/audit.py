@@ -16,7 +16,8 @@ from leaktight.audit.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audit.settings import AuditSettings
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.scenario import build_federation
-from leaktight.config.settings import Config, kind_of, settings_of
+from leaktight.config.settings import Config
+from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge, ThreatModel
@@ -29,7 +30,7 @@ from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
 
-AUDIT_SCENARIO = """
+OWN_SCENARIO = """
 [partition]
 kind = "iid"
 clients = 20
@@ -50,6 +51,16 @@ adapted = ["csdlg"]
 epochs = 1
 samples = 1
 batch_size = 1
+"""
+"""What is attacked without a config: updates of one example in one step, labels known, weights that leak well.
+
+No real update is easier, so this is an upper bound. With a model or data of a Python caller, attacks have their own
+strength.
+"""
+
+AUDIT_SCENARIO = (
+    OWN_SCENARIO
+    + """
 [[attack]]
 kind = "csdlg"
 iterations = 8
@@ -62,10 +73,8 @@ kind = "inverting_gradients"
 iterations = 400
 learning_rate = 0.1
 """
-"""What is attacked without a config: updates of one example in one step, labels known, weights that leak well.
-
-No real update is easier, so this is an upper bound, and the attacks are quick.
-"""
+)
+"""The same with attacks that are quick on the built-in data and network."""
 
 CONTROLS = (PriorOnly, MeanImage, NearestPublicImage)
 SMALL_NETWORK = 200_000

@@ -7,27 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
+from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.config.names import ENTRIES
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.training import Schedule
+from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
+from leaktight.fl.fusion import Fusion
+from leaktight.models.gan import GeneratorSource
+from leaktight.models.source import ModelSource
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Family(Mapping[str, T]):
-    """The methods of one kind by name. Names can be listed and tested for without importing any of them."""
+class Family(Mapping[str, type[T_co]], Generic[T_co]):
+    """The methods of one kind by name. Names can be listed and tested for without importing any of them.
 
-    def __init__(self, kind: str) -> None:
-        self.entries = ENTRIES[kind]
+    base: what every method of the family is, those of users too.
+    """
 
-    def __getitem__(self, name: str) -> T:
+    def __init__(self, kind: str, base: type) -> None:
+        self.kind, self.base, self.entries = kind, base, ENTRIES[kind]
+
+    def __getitem__(self, name: str) -> type[T_co]:
         module, _, target = self.entries[name].target.partition(":")
-        found = getattr(import_module(module), target)
-        return cast(T, found[name] if isinstance(found, Mapping) else found)
+        return cast("type[T_co]", getattr(import_module(module), target))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -41,15 +48,32 @@ class Family(Mapping[str, T]):
         return next((name for name, entry in self.entries.items() if entry.target == target), None)
 
 
-CATALOGUE: Mapping[str, Family[Any]] = {kind: Family(kind) for kind in ENTRIES}
-"""All families by kind."""
+DATASETS: Family[DatasetSource] = Family("datasets", DatasetSource)
+PARTITIONS: Family[Scheme] = Family("partitions", Scheme)
+MODELS: Family[ModelSource] = Family("models", ModelSource)
+GENERATORS: Family[GeneratorSource] = Family("generators", GeneratorSource)
+SCHEDULES: Family[Schedule] = Family("schedules", Schedule)
+AGGREGATORS: Family[Aggregator] = Family("aggregators", Aggregator)
+CIPHERS: Family[Cipher] = Family("ciphers", Cipher)
+FUSIONS: Family[Fusion] = Family("fusions", Fusion)
+ATTACKS: Family[Attack] = Family("attacks", Attack)
+LABELS: Family[LabelStrategy] = Family("labels", LabelStrategy)
+DEFENSES: Family[Defense] = Family("defenses", Defense)
 
-DATASETS: Mapping[str, type[DatasetSource]] = CATALOGUE["datasets"]
-PARTITIONS: Mapping[str, type[Scheme]] = CATALOGUE["partitions"]
-SCHEDULES: Mapping[str, type[Schedule]] = CATALOGUE["schedules"]
-AGGREGATORS: Mapping[str, type[Aggregator]] = CATALOGUE["aggregators"]
-CIPHERS: Mapping[str, type[Any]] = CATALOGUE["ciphers"]
-FUSIONS: Mapping[str, type[Any]] = CATALOGUE["fusions"]
-ATTACKS: Mapping[str, type[Attack]] = CATALOGUE["attacks"]
-LABELS: Mapping[str, type[Any]] = CATALOGUE["labels"]
-DEFENSES: Mapping[str, type[Defense]] = CATALOGUE["defenses"]
+CATALOGUE: Mapping[str, Family[object]] = {
+    family.kind: family
+    for family in (
+        DATASETS,
+        PARTITIONS,
+        MODELS,
+        GENERATORS,
+        SCHEDULES,
+        AGGREGATORS,
+        CIPHERS,
+        FUSIONS,
+        ATTACKS,
+        LABELS,
+        DEFENSES,
+    )
+}
+"""All families by kind."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
+from torch import Tensor, nn
 
 from leaktight.attacks.controls import MeanImage, PriorOnly
 from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
@@ -18,18 +19,19 @@ from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.audit.plan import AttackEntry, named
 from leaktight.config.audit import CONTROLS, SMALL_NETWORK, reproducible
 from leaktight.config.catalogue import ATTACKS
-from leaktight.config.settings import model_source, overridden
-from leaktight.config.toml import build, checked, choose_all, kind_of, plain, settings_of
+from leaktight.config.settings import model_source
+from leaktight.config.tables import Table, overridden
+from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, LeaktightError, UsageError, suggestion
 from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
 from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import ImageShape, Mode
+from leaktight.core.types import ImageShape, Mode, Params
 from leaktight.data.sources import data_root
 from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspect.checks import looks_of
-from leaktight.inspect.files import Held, TrueExamples, read_tensors, read_truth
+from leaktight.inspect.files import Held, TrueExamples, held, read_truth
 from leaktight.inspect.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
 
@@ -41,24 +43,34 @@ MOST_SIMULATED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line says. None: not said. local, overrides: `key=value` and `table.key=value`."""
+    """What a user says about a captured update. None: not said.
 
-    model: str
-    before: Path
-    after: Path | None
-    update: Path | None
-    kind: Literal["delta", "gradient"] | None
+    before: the model that the client got. after: what it sent back; update: its change instead, of this `kind`. All are
+    files, or tensors by name. shape: of one image. mean, std: normalisation of images in [0, 1] before the network.
+    labels: those that the attacker knows. truth: the true images (N, C, H, W) in [0, 1], or a file of them.
+    given: a table or an object for `local`. overrides: "table.key=value". attacks: kinds or objects to try.
+    """
+
+    model: str | nn.Module
+    before: Path | Params
     shape: ImageShape
-    classes: int | None
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    mode: Mode | None
-    batch_size: int | None
-    labels: tuple[int, ...] | None
-    local: Sequence[str]
-    attacks: Sequence[str]
-    overrides: Sequence[str]
-    truth: Path | None
+    after: Path | Params | None = None
+    update: Path | Params | None = None
+    kind: Literal["delta", "gradient"] | None = None
+    classes: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    mode: Mode | None = None
+    batch_size: int | None = None
+    labels: tuple[int, ...] | None = None
+    truth: Path | Tensor | None = None
+    given: Table = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+    attacks: Sequence[object] = ()
+
+    @property
+    def model_name(self) -> str:
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def prepare(request: Request) -> Prepared:
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    before, change = read_tensors(request.before), read_tensors(request.after or request.update or request.before)
+    before, change = held(request.before, "before"), held(_change(request), kind)
     captured = load_capture(settings, before, change, kind)
     _check_truth_labels(truth, captured)
     inspection = Inspection(
@@ -120,26 +132,33 @@ def _kind(request: Request) -> ChangeKind:
     return request.kind
 
 
-def _tables(request: Request) -> dict[str, Any]:
-    base = {"seed": 0, "model": {"kind": request.model}, "local": {}}
-    overrides = [*(f"local.{each}" for each in request.local), *request.overrides]
-    tables = overridden(base, overrides, {"attack": request.attacks})
+def _change(request: Request) -> Path | Params:
+    return request.after if request.after is not None else request.update or {}
+
+
+def _tables(request: Request) -> dict[str, object]:
+    model = {"kind": request.model} if isinstance(request.model, str) else request.model
+    base = {"seed": 0, "model": model, "local": {}, **request.given}
+    tables = overridden(base, request.overrides, {"attack": request.attacks})
     for name in tables:
         if name not in TABLES:
             raise ConfigError(f"{WHERE}: unknown table {name!r}; {suggestion(name, TABLES)}")
     return tables
 
 
-def _local(table: Mapping[str, Any], count: int, kind: ChangeKind) -> LocalTraining | None:
+def _local(table: object, count: int, kind: ChangeKind) -> LocalTraining | None:
     """The local training, all examples in one batch unless it says otherwise; None where nothing was said."""
+    if isinstance(table, LocalTraining):
+        return table
     if not table:
         return None
+    if not isinstance(table, Mapping):
+        raise UsageError(f"expected local training as a table, got {table!r}")
     if kind == "gradient":
         raise UsageError("a gradient is of one batch and has no local training; leave --local out, or use --kind delta")
     if "learning_rate" not in table:
         raise UsageError("expected --local learning_rate=..., got none; without it leave --local out altogether")
-    local: LocalTraining = build(LocalTraining, {"batch_size": count, **table}, WHERE, "local")
-    return local
+    return build(LocalTraining, {"batch_size": count, **table}, WHERE, "local")
 
 
 def _check_truth_labels(truth: TrueExamples | None, captured: Captured) -> None:
@@ -241,14 +260,14 @@ def _record(request: Request, inspection: Inspection, before: Held, change: Held
         "mode": settings.mode,
         "batch_size": settings.num_examples,
         **({} if settings.labels is None else {"labels": list(settings.labels)}),
-        **({} if truth is None else {"truth": str(request.truth), "truth_digest": digest({"images": truth.images})}),
+        **({} if truth is None else {"truth": _place(request.truth), "truth_digest": digest({"images": truth.images})}),
     }
     return {
         "seed": inspection.seed,
         "inspect": asked,
-        "model": plain(settings.model),
-        **({} if settings.local is None else {"local": plain(settings.local)}),
-        "attack": [plain(entry.value) for entry in inspection.attacks],
+        "model": table_of(settings.model),
+        **({} if settings.local is None else {"local": table_of(settings.local)}),
+        "attack": [table_of(entry.value) for entry in inspection.attacks],
     }
 
 
@@ -265,13 +284,17 @@ def _facts(request: Request, inspection: Inspection, before: Held, change: Held,
     return {
         "data": f"{files}: {_counted(settings.num_examples, 'example')} of "
         f"{shape.channels} x {shape.height} x {shape.width}, {seen.num_classes} classes",
-        "model": f"{request.model}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
+        "model": f"{request.model_name}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
         "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
         f"{len(seen.update.tensors)} of {len(seen.broadcast.params)} tensors",
         "local": _local_words(captured),
         "labels": "given" if settings.labels is not None else "not given",
-        "truth": "not given" if request.truth is None else str(request.truth),
+        "truth": "not given" if request.truth is None else _place(request.truth),
     }
+
+
+def _place(truth: Path | Tensor | None) -> str:
+    return "given" if isinstance(truth, Tensor) else str(truth)
 
 
 def _local_words(captured: Captured) -> str:

@@ -8,57 +8,95 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import pydantic
 
-from leaktight.attacks.labels.last_layer import LabelStrategy
-from leaktight.config.catalogue import AGGREGATORS, CATALOGUE, CIPHERS, DATASETS, DEFENSES, FUSIONS, LABELS, SCHEDULES
+from leaktight.config.catalogue import (
+    AGGREGATORS,
+    ATTACKS,
+    CATALOGUE,
+    CIPHERS,
+    DATASETS,
+    DEFENSES,
+    FUSIONS,
+    GENERATORS,
+    LABELS,
+    SCHEDULES,
+    Family,
+)
+from leaktight.config.tables import as_list
 from leaktight.core.errors import ConfigError, suggestion
-from leaktight.core.protocols import Defense
-from leaktight.core.training import Schedule
-from leaktight.crypto.cipher import Cipher
-from leaktight.data.dataset import DatasetSource
+from leaktight.core.own import load_own
 from leaktight.fl.aggregators import Linear
-from leaktight.fl.fusion import Fusion
-from leaktight.models.gan import GENERATORS, GeneratorSource
-from leaktight.models.user import UserModel
 
-_FAMILIES: Mapping[Any, Mapping[str, Any]] = {
-    Schedule: SCHEDULES,
-    DatasetSource: DATASETS,
-    Defense: DEFENSES,
-    LabelStrategy: LABELS,
+T = TypeVar("T")
+
+_FAMILIES: Mapping[object, Family[object]] = {
     Linear: AGGREGATORS,
-    Cipher: CIPHERS,
-    Fusion: FUSIONS,
-    GeneratorSource: GENERATORS,
+    **{
+        family.base: family for family in (SCHEDULES, DATASETS, DEFENSES, ATTACKS, LABELS, CIPHERS, FUSIONS, GENERATORS)
+    },
 }
 """Where a setting that is itself a method is looked up, by the type that the settings class gives it."""
 
 
-def choose(choices: Mapping[str, Any], value: Any, where: str, table: str, also: Sequence[str] = ()) -> Any:
-    """An instance of the class that `kind` names; a bare string is a kind with its defaults."""
+@runtime_checkable
+class Recorded(Protocol):
+    """Settings that hold more than TOML can say, and so say themselves what is written down about them."""
+
+    def record(self) -> dict[str, str]: ...
+
+
+def choose(family: Family[T], value: object, where: str, table: str, also: Sequence[str] = ()) -> T:
+    """A method of the family: the value itself if it is one, or the class that `kind` names with these settings.
+
+    A bare string is a kind with its defaults; a kind "package.module:Class" is a class of the user's own.
+    """
+    if isinstance(value, family.base):
+        return cast("T", value)
     if not isinstance(value, str | Mapping):
         raise ConfigError(f"{where}: expected a table [{table}] with a kind, got {value!r}")
     settings = {"kind": value} if isinstance(value, str) else dict(value)
     kind = settings.pop("kind", None)
     if not isinstance(kind, str):
-        raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', choices)}")
-    if kind not in choices:
-        raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, choices)}")
-    return build(choices[kind], settings, where, table, also=("kind", *also))
+        raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', family)}")
+    if ":" in kind:
+        return _own(family, kind, settings, where, table)
+    if kind not in family:
+        raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, family)}")
+    return build(family[kind], settings, where, table, also=("kind", *also))
 
 
-def choose_all(choices: Mapping[str, Any], value: Any, where: str, table: str) -> tuple[Any, ...]:
-    """One instance for a table or a kind, several for a list of them."""
+def _own(family: Family[T], target: str, settings: Mapping[str, object], where: str, table: str) -> T:
+    cls = load_own(target, ConfigError)
+    if not isinstance(cls, type):
+        raise ConfigError(f"{where}: [{table}] expected {target} to be a class, got {type(cls).__name__}")
+    if not is_dataclass(cls) and settings:
+        raise ConfigError(
+            f"{where}: [{table}] {target} takes no settings, got {', '.join(settings)}; make it a frozen dataclass, "
+            "whose fields are its settings"
+        )
+    made: object = build(cls, settings, where, table, also=("kind",)) if is_dataclass(cls) else cls()
+    if not isinstance(made, family.base):
+        raise ConfigError(
+            f"{where}: [{table}] expected {target} to be a {family.base.__name__}, got a {cls.__name__} without what "
+            f"{family.base.__module__}.{family.base.__name__} asks for"
+        )
+    return cast("T", made)
+
+
+def choose_all(family: Family[T], value: object, where: str, table: str) -> tuple[T, ...]:
+    """One method for a table or a kind, several for a list of them."""
     if value == []:
         raise ConfigError(f"{where}: expected at least one table [[{table}]], got an empty list")
-    return tuple(choose(choices, item, where, table) for item in as_list(value))
+    return tuple(choose(family, item, where, table) for item in as_list(value))
 
 
-def build(cls: type, settings: Mapping[str, Any], where: str, table: str, also: Sequence[str] = ()) -> Any:
+def build(cls: type[T], settings: Mapping[str, object], where: str, table: str, also: Sequence[str] = ()) -> T:
     """An instance of a settings class from a table, every key known and every value of its type."""
+    if not is_dataclass(cls):
+        raise ConfigError(f"{where}: [{table}] expected a dataclass, got {cls.__name__}")
     hints = typing.get_type_hints(cls)
     names = {field.name for field in fields(cls)}
     for key in settings:
@@ -78,21 +116,21 @@ def build(cls: type, settings: Mapping[str, Any], where: str, table: str, also: 
         raise ConfigError(f"{where}: [{table}] {error}") from error
 
 
-def _value(hint: Any, key: str, value: Any, where: str, table: str) -> Any:
+def _value(hint: object, key: str, value: object, where: str, table: str) -> object:
     if is_dataclass(value):
         return value
-    choices, several = _family(hint)
-    if choices is None:
+    family, several = _family(hint)
+    if family is None:
         return checked(hint, value, where, f"{table}.{key}")
     if not several:
-        return choose(choices, value, where, f"{table}.{key}")
+        return choose(family, value, where, f"{table}.{key}")
     if not isinstance(value, list):
         raise ConfigError(f"{where}: {table}.{key}: expected a list of tables, got {value!r}")
-    return tuple(choose(choices, item, where, f"{table}.{key}") for item in value)
+    return tuple(choose(family, item, where, f"{table}.{key}") for item in value)
 
 
-def _family(hint: Any) -> tuple[Mapping[str, Any] | None, bool]:
-    """The part of the catalogue that a setting of this type is chosen from, if any, and whether it is a list."""
+def _family(hint: object) -> tuple[Family[object] | None, bool]:
+    """The family that a setting of this type is chosen from, if any, and whether it is a list."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and inside:
         return _family(inside[0])[0], True
@@ -101,7 +139,20 @@ def _family(hint: Any) -> tuple[Mapping[str, Any] | None, bool]:
     return (found[0] if found else None), False
 
 
-def checked(hint: Any, value: Any, where: str, name: str) -> Any:
+def made(cls: type[T], value: object, where: str, table: str, also: Sequence[str] = ()) -> T:
+    """The settings of a table that has no kinds; the value itself if it is such settings."""
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a table [{table}], got {value!r}")
+    return build(cls, value, where, table, also)
+
+
+@overload
+def checked(hint: type[T], value: object, where: str, name: str) -> T: ...
+@overload
+def checked(hint: Any, value: object, where: str, name: str) -> object: ...
+def checked(hint: Any, value: object, where: str, name: str) -> object:
     """The value as its type has it, or an error that names the setting."""
     try:
         return pydantic.TypeAdapter(hint).validate_python(value)
@@ -110,40 +161,37 @@ def checked(hint: Any, value: Any, where: str, name: str) -> Any:
         raise ConfigError(f"{where}: {name}: {first['msg'].lower()}, got {value!r}") from error
 
 
-def kind_of(value: Any) -> str | None:
-    """The catalogue key of an instance."""
-    names = (family.name_of(type(value)) for family in CATALOGUE.values())
-    return next((name for name in names if name is not None), None)
+def kind_of(value: object) -> str | None:
+    """The catalogue key of a method, "package.module:Class" for one of the user's own, None for other parts of ours."""
+    if isinstance(value, Recorded):
+        return value.record()["kind"]
+    cls = type(value)
+    names = (family.name_of(cls) for family in CATALOGUE.values())
+    own = None if cls.__module__.startswith("leaktight.") else f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name in names if name is not None), own)
 
 
-def settings_of(value: Any) -> dict[str, Any]:
+def settings_of(value: object) -> dict[str, object]:
     """The settings of a method as plain values, without its kind; those that are None are left out."""
-    return {name: item for name, item in plain(value).items() if name != "kind"}
+    return {name: item for name, item in table_of(value).items() if name != "kind"}
 
 
-def one_or_all(entries: Sequence[Any]) -> Any:
-    """Settings as TOML can say them: one table, or a list of several."""
-    return plain(entries[0]) if len(entries) == 1 else plain(entries)
+def table_of(value: object) -> dict[str, object]:
+    """Settings as TOML can say them, a method's with its kind; those that are None are left out."""
+    if isinstance(value, Recorded):
+        return dict(value.record())
+    items = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
+    settings = {name: _plain(item) for name, item in items.items() if item is not None}
+    return settings if (kind := kind_of(value)) is None else {"kind": kind, **settings}
 
 
-def plain(value: Any) -> Any:
-    """Settings as TOML can say them; None is left out."""
-    if isinstance(value, UserModel):
-        return {"kind": value.target}
+def _plain(value: object) -> object:
     if is_dataclass(value):
-        kind = kind_of(value)
-        items = {field.name: getattr(value, field.name) for field in fields(value)}
-        settings = {name: plain(item) for name, item in items.items() if item is not None}
-        return {"kind": kind, **settings} if kind else settings
+        return table_of(value)
     if isinstance(value, frozenset):
-        return sorted(plain(item) for item in value)
+        return sorted((_plain(item) for item in value), key=str)
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
-
-
-def as_list(value: Any) -> list[Any]:
-    """What may be one or several, as several."""
-    return list(value) if isinstance(value, list) else [value]

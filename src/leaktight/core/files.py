@@ -1,13 +1,16 @@
-"""Files that are either the old ones or the new ones, never half of either."""
+"""Files that are either the old ones or the new ones, never half of either; and what of a call may be written down."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from leaktight.core.errors import LeaktightError
+
+_SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -44,3 +47,19 @@ def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise LeaktightError(f"cannot write {path}: {reason}; free space or choose another folder") from error
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command that may be written down: the key of a replay is kept in secret.key alone.
+
+    >>> without_secrets(["leaktight", "audit", "--set", "secret_seed=12ab", "--set=secret_seed=12ab", "--json"])
+    ['leaktight', 'audit', '--json']
+    """
+    shown: list[str] = []
+    for word in words:
+        if _SECRET.search(word):
+            if shown and shown[-1] == "--set":
+                shown.pop()
+            continue
+        shown.append(word)
+    return shown

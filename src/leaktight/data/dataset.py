@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -52,6 +52,7 @@ class Dataset:
         return len(self.class_names)
 
 
+@runtime_checkable
 class DatasetSource(Protocol):
     """Settings that name a data set. `root` is the folder below which downloaded sets lie; it may not exist."""
 

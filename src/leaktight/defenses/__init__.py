@@ -1,5 +1,5 @@
-"""Defenses: what a client does to its update, one file each."""
+"""Defenses: what a client does to its update, one file each. The public names are in `__init__.pyi`."""
 
-from leaktight.defenses.wrap import wrap
+import lazy_loader
 
-__all__ = ["wrap"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,11 +16,10 @@ from typing import Any
 import filelock
 
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
-from leaktight.core.files import write_atomically, write_private
+from leaktight.core.files import without_secrets, write_atomically, write_private
 from leaktight.core.rng import parse_key
 from leaktight.core.secret import KEY_BYTES
 
-_SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
 
@@ -147,22 +145,6 @@ def environment() -> dict[str, Any]:
         "packages": packages,
         "command": without_secrets(sys.argv),
     }
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command that may be written down: the key of a replay is kept in secret.key alone.
-
-    >>> without_secrets(["leaktight", "audit", "--set", "secret_seed=12ab", "--set=secret_seed=12ab", "--json"])
-    ['leaktight', 'audit', '--json']
-    """
-    shown: list[str] = []
-    for word in words:
-        if _SECRET.search(word):
-            if shown and shown[-1] == "--set":
-                shown.pop()
-            continue
-        shown.append(word)
-    return shown
 
 
 def _first_difference(old: str, new: str) -> str:

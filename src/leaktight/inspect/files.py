@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leaktight.core.errors import DataError, UsageError
+from leaktight.core.tensors import digest as digest_of
 from leaktight.core.types import ImageShape
 from leaktight.data.images import IMAGE_SUFFIXES, decode_image, from_array, is_image, to_tensor
 
@@ -62,6 +63,14 @@ def read_tensors(path: Path) -> Held:
     if not tensors:
         raise UsageError(f"expected tensors in {path}, got none; save model.state_dict()")
     return Held(path, {name: _dense(tensor) for name, tensor in tensors.items()}, ordered, digest)
+
+
+def held(source: Path | Mapping[str, Tensor], name: str) -> Held:
+    """The tensors of a file, or those given by name; `name` stands for a file where there is none."""
+    if isinstance(source, Path):
+        return read_tensors(source)
+    tensors = _without_prefix(dict(source))
+    return Held(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
 
 
 def _refusal(path: Path, error: Exception) -> str:
@@ -144,12 +153,15 @@ class TrueExamples:
         return len(self.images)
 
 
-def read_truth(path: Path, shape: ImageShape) -> TrueExamples:
-    """The true images: a picture, a folder of pictures in the order of their names, or an .npz.
+def read_truth(path: Path | Tensor, shape: ImageShape) -> TrueExamples:
+    """The true images: (N, C, H, W) in [0, 1], or a picture, a folder of pictures in the order of their names, an .npz.
 
     An .npz holds `images` (or only one array), and perhaps `labels`. Nothing is resized: a truth of another size is not
     the truth.
     """
+    if isinstance(path, Tensor):
+        _check_size("truth", tuple(path.shape[1:]), shape)
+        return TrueExamples(path.detach().to(torch.float32), None)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_image(file.name))
         if not files:

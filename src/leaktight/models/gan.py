@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leaktight.core.errors import ModelError
+from leaktight.core.own import check_target
 from leaktight.core.tensors import buffers_of, cloned
 from leaktight.core.types import ImageShape, Params
 from leaktight.models.initialise import load_weights, read_weights
 from leaktight.models.source import reason, require_choice, require_positive
-from leaktight.models.user import built_by, check_target
+from leaktight.models.user import built_by
 
 Output: TypeAlias = Literal["tanh", "unit"]
 
@@ -175,9 +176,6 @@ class OwnGenerator(GeneratorSource):
         if self.path:
             load_weights(network, self.path)
         return _ready(network, self.latent, self.target, self.num_classes, self.output)
-
-
-GENERATORS: Mapping[str, type[GeneratorSource]] = {"dcgan": Dcgan, "mlp_gan": MlpGan, "own_generator": OwnGenerator}
 
 
 class DcganNetwork(nn.Module):

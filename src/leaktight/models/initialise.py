@@ -94,6 +94,7 @@ def _default(model: nn.Module, rng: Rng) -> None:
 
 _INITS: Mapping[str, Callable[[nn.Module, Rng], None]] = {
     "default": _default,
+    "given": _default,
     "wide": initialise_wide,
     "kaiming": initialise_kaiming,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sig
 """Sigmoid is what leakage studies put in place of every ReLU: it is smooth, so second derivatives carry information."""
 
 
+@runtime_checkable
 class ModelSource(Protocol):
     """Settings that name a network. `build` draws the initial weights from PyTorch's global generator.
 

@@ -1,19 +1,17 @@
-"""A network of the user's own, named as "module:function"."""
+"""Networks of the user's own: named as "package.module:function", or given as a module."""
 
 from __future__ import annotations
 
-import importlib
+import copy
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from leaktight.core.errors import ModelError, suggestion
+from leaktight.core.errors import ModelError
+from leaktight.core.own import check_target, first_words, load_own, working_folder_importable
+from leaktight.core.tensors import digest
 from leaktight.core.types import ImageShape
 
 
@@ -31,52 +29,43 @@ class UserModel:
     def __post_init__(self) -> None:
         check_target(self.target)
 
+    def record(self) -> dict[str, str]:
+        return {"kind": self.target}
+
     def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
         return built_by(self.target, {"shape": shape, "num_classes": num_classes})
 
 
-def check_target(target: str) -> None:
-    """Raise ValueError unless it reads as "package.module:function"."""
-    module, colon, function = target.partition(":")
-    if not (module and colon and function):
-        raise ValueError(f'expected target as "package.module:function", got {target!r}')
+@dataclass(frozen=True)
+class GivenModel:
+    """A network that is there already. Clients start from its weights, and the module itself is never changed."""
+
+    module: nn.Module
+
+    def record(self) -> dict[str, str]:
+        return {"kind": type(self.module).__name__, "weights": digest(self.module.state_dict())}
+
+    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+        return copy.deepcopy(self.module)
 
 
-def built_by(target: str, known: dict[str, Any]) -> nn.Module:
+def built_by(target: str, known: Mapping[str, object]) -> nn.Module:
     """The network that "package.module:function" returns; the function gets those of `known` that it has a name for."""
-    with _working_folder_importable():
-        function = _function(target)
-        arguments = _arguments(target, function, known)
+    function = load_own(target, ModelError)
+    if not callable(function):
+        raise ModelError(f"expected {target} to be a function, got {type(function).__name__}")
+    arguments = _arguments(target, function, known)
+    with working_folder_importable():
         try:
             model = function(**arguments)
         except Exception as error:
-            raise ModelError(f"{target} failed: {_reason(error)}; correct the function") from error
+            raise ModelError(f"{target} failed: {first_words(error)}; correct the function") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected {target} to return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
-def _function(target: str) -> Callable[..., object]:
-    name, _, attribute = target.partition(":")
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        absent = error.name if isinstance(error, ModuleNotFoundError) else None
-        if absent and f"{name}.".startswith(f"{absent}."):
-            raise ModelError(
-                f"expected a module {name!r} in the current folder or installed, got none; check the name"
-            ) from None
-        raise ModelError(f"cannot import {name!r}: {_reason(error)}; correct the module") from error
-    function: object = getattr(module, attribute, None)
-    if function is None:
-        public = [found for found in vars(module) if not found.startswith("_")]
-        raise ModelError(f"module {name!r} has no {attribute!r}; {suggestion(attribute, public)}")
-    if not callable(function):
-        raise ModelError(f"expected {target} to be a function, got {type(function).__name__}")
-    return function
-
-
-def _arguments(target: str, function: Callable[..., object], known: dict[str, Any]) -> dict[str, Any]:
+def _arguments(target: str, function: Callable[..., object], known: Mapping[str, object]) -> Mapping[str, object]:
     """The arguments that the function's signature accepts by name."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -93,19 +82,3 @@ def _arguments(target: str, function: Callable[..., object], known: dict[str, An
             "give the others a default"
         )
     return {name: value for name, value in known.items() if name in by_name}
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@contextmanager
-def _working_folder_importable() -> Iterator[None]:
-    """The current folder first on the import path, for a while: an installed command does not have it there."""
-    before = list(sys.path)
-    sys.path.insert(0, os.getcwd())
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from leaktight.report.comparison import compare, row_keys, run_names
 from leaktight.report.pareto import row_names
@@ -189,3 +189,7 @@ def _statistics(score: Score) -> list[tuple[str, float | None]]:
 
 def _csv_number(value: float | None) -> str:
     return "" if value is None else repr(value)
+
+
+WRITERS: Mapping[str, Callable[[Sequence[Run]], str]] = {"md": to_markdown, "csv": to_csv, "latex": to_latex}
+"""How the tables of runs are written, by the ending of a file."""

@@ -10,8 +10,8 @@ import torch
 from tests.engines.flower.test_mods import INPUTS, arrays, make_app, network, node, reply_to
 from torch import nn
 
+from leaktight.api.flower import guard_mod
 from leaktight.core.tensors import unpack
-from leaktight.flower import guard_mod
 from leaktight.guard import BroadcastGuard
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # isort: skip

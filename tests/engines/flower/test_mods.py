@@ -18,6 +18,7 @@ from tests.seeds import replayed
 from torch import nn
 from typer.testing import CliRunner
 
+from leaktight.api.flower import defense_mod
 from leaktight.cli.app import app as command_line
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense, Step
@@ -34,7 +35,6 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
-from leaktight.flower import defense_mod
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # isort: skip
 from flwr.clientapp import ClientApp  # isort: skip
@@ -146,10 +146,10 @@ def test_one_line_defends_a_plain_app_and_its_updates_are_attacked(
     watched = PLAIN.replace(
         "    net = build()\n    generator", "    grid = record_updates(grid, FOLDER)\n    net = build()\n    generator"
     )
-    watched = watched.replace("\nimport torch\n", "\nimport torch\nfrom leaktight.flower import record_updates\n")
+    watched = watched.replace("\nimport torch\n", "\nimport torch\nfrom leaktight.api.flower import record_updates\n")
     defended = watched.replace("app = ClientApp()", "app = ClientApp(mods=[defense_mod(Outpost())])").replace(
         "\nimport torch\n",
-        "\nimport torch\nfrom leaktight.defenses.outpost import Outpost\nfrom leaktight.flower import defense_mod\n",
+        "\nimport torch\nfrom leaktight.api.flower import defense_mod\nfrom leaktight.defenses import Outpost\n",
     )
     changed = [line for line in defended.splitlines() if line not in watched.splitlines() and "import" not in line]
     assert len(changed) == 1

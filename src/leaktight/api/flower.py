@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leaktight.config.scenario import build_federation, load_data
-from leaktight.config.settings import Config, kind_of, load_config
+from leaktight.config.settings import Config, load_config
+from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError
 from leaktight.core.rng import parse_key
 from leaktight.engines.flower.guarding import guard_mod

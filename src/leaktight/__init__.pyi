@@ -1,0 +1,25 @@
+from . import attacks as attacks
+from . import defenses as defenses
+from .api.audit import audit as audit
+from .api.audit import tradeoff as tradeoff
+from .api.inspect import inspect as inspect
+from .api.train import train as train
+from .config.settings import Config as Config
+from .config.settings import load_config as load_config
+from .core.errors import LeaktightError as LeaktightError
+from .core.protocols import ActiveAttack as ActiveAttack
+from .core.protocols import Aggregator as Aggregator
+from .core.protocols import Attack as Attack
+from .core.protocols import Defense as Defense
+from .core.rng import Rng as Rng
+from .core.threat import Knowledge as Knowledge
+from .core.threat import ThreatModel as ThreatModel
+from .core.training import LocalTraining as LocalTraining
+from .core.types import Batch as Batch
+from .core.types import Observation as Observation
+from .core.types import Reconstruction as Reconstruction
+from .core.types import Update as Update
+from .data.dataset import Dataset as Dataset
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,128 @@
+"""`leaktight.audit` and `leaktight.tradeoff`: attacks on defenses in a federated scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+from leaktight.api.runs import called, parse_workers, run_path
+from leaktight.api.scenario import Scenario, Source, configure
+from leaktight.audit.plan import Experiment
+from leaktight.audit.run import Watcher, run_audit
+from leaktight.config.audit import AUDIT_SCENARIO, OWN_SCENARIO, build_experiment, complete, scenario_facts
+from leaktight.config.scenario import load_data
+from leaktight.config.settings import Config
+from leaktight.fl.run_folder import open_run
+from leaktight.report.html import write_report
+
+Command = Literal["audit", "tradeoff"]
+
+
+@dataclass(frozen=True)
+class PlannedAudit:
+    """An audit that is ready to run. facts: the scenario in plain words."""
+
+    command: Command
+    config: Config
+    experiment: Experiment
+    facts: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are trained for each defense before it is attacked; a trade-off trains all of them."""
+        every = self.experiment.federation.plan.rounds
+        return every if self.command == "tradeoff" else self.experiment.rounds[-1]
+
+    def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
+        """Where its results go; see `run_path`."""
+        return run_path(self.command, self.config.to_toml(), out, resume=resume)
+
+    def run(
+        self,
+        path: Path,
+        *,
+        resume: bool = False,
+        workers: int | str | None = 1,
+        watcher: Watcher | None = None,
+        call: str = "",
+    ) -> dict[str, Any]:
+        """Run what is missing of it in the folder `path`, write its report, and give its summary.
+
+        workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
+        """
+        executor, processes = parse_workers(workers)
+        with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
+            summary = run_audit(
+                self.experiment.keyed(folder.key),
+                folder,
+                executor=executor,
+                scenario=self.facts,
+                command=called(folder, call or f"leaktight.{self.command}() in Python"),
+                weigh=self.command == "tradeoff",
+                workers=processes,
+                watcher=watcher,
+            )
+            write_report(folder.path)
+        return summary
+
+
+def plan(
+    command: Command,
+    config: Source = None,
+    *,
+    adaptive: bool = True,
+    trials: int | None = None,
+    **scenario: Unpack[Scenario],
+) -> PlannedAudit:
+    """Read and check everything; nothing is trained or attacked yet."""
+    own = "model" in scenario or "data" in scenario
+    resolved = complete(
+        configure(config, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),
+        trials=trials,
+        defenses_named=bool(scenario.get("defenses")),
+    )
+    experiment = build_experiment(resolved, *load_data(resolved), adaptive=adaptive)
+    return PlannedAudit(command, resolved, experiment, scenario_facts(resolved, experiment))
+
+
+def audit(
+    config: Source = None,
+    *,
+    adaptive: bool = True,
+    trials: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    workers: int | str | None = 1,
+    watcher: Watcher | None = None,
+    **scenario: Unpack[Scenario],
+) -> dict[str, Any]:
+    """Attack every defense in a federated scenario, judge the guesses against controls, and give the summary.
+
+    config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords in place of a file, or laid
+    over it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
+    `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
+    adaptive: also attack each defense with attackers who know it. trials: victims for each attack on each defense.
+    out: the folder of the results and of report.html (default: runs/audit-NNN); resume: go on with it.
+    workers: 1, in this process; more, so many worker processes (a script then needs `if __name__ == "__main__":`);
+    None, one per core; "ray" or "ray://host:port". No number depends on it.
+    """
+    planned = plan("audit", config, adaptive=adaptive, trials=trials, **scenario)
+    return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
+
+
+def tradeoff(
+    config: Source = None,
+    *,
+    adaptive: bool = True,
+    trials: int | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    workers: int | str | None = 1,
+    watcher: Watcher | None = None,
+    **scenario: Unpack[Scenario],
+) -> dict[str, Any]:
+    """As `audit`, and train every defense through all rounds: leakage, accuracy and time, and a recommendation."""
+    planned = plan("tradeoff", config, adaptive=adaptive, trials=trials, **scenario)
+    return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)

@@ -1,0 +1,139 @@
+"""`leaktight.inspect`: attacks on an update that was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Required, TypeAlias, TypedDict, Unpack
+
+from torch import Tensor, nn
+
+from leaktight.api.runs import called, parse_workers, run_path
+from leaktight.api.scenario import Method
+from leaktight.audit.run import Watcher
+from leaktight.config.inspect import Prepared, Request, prepare
+from leaktight.config.tables import Table, as_list
+from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.protocols import Attack
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import ImageShape, Mode, Params
+from leaktight.fl.run_folder import open_run
+from leaktight.inspect.run import run_inspection
+from leaktight.report.html import write_report
+
+Tensors: TypeAlias = Path | str | Params
+"""Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
+
+
+@dataclass(frozen=True)
+class PlannedInspection:
+    """An inspection that is ready to run."""
+
+    prepared: Prepared
+
+    def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
+        """Where its results go; see `run_path`."""
+        return run_path("inspect", self.prepared.record, out, resume=resume)
+
+    def run(
+        self,
+        path: Path,
+        *,
+        resume: bool = False,
+        workers: int | str | None = 1,
+        watcher: Watcher | None = None,
+        call: str = "",
+    ) -> dict[str, Any]:
+        """Run what is missing of it in the folder `path`, write its report, and give its summary."""
+        executor, _ = parse_workers(workers)
+        with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
+            summary = run_inspection(
+                self.prepared.inspection,
+                folder,
+                executor=executor,
+                scenario=self.prepared.facts,
+                command=called(folder, call or "leaktight.inspect() in Python"),
+                watcher=watcher,
+            )
+            write_report(folder.path)
+        return summary
+
+
+class Capture(TypedDict, total=False):
+    """What a caller says about a captured update, beside the network and the model that the client got.
+
+    after: the model that the client sent back; or update: its change, kind "delta" (after minus before) or "gradient".
+    shape: (C, H, W) of one image. classes: how many; left out, the rows of the last layer.
+    mean, std: normalisation of images in [0, 1] before the network. mode: how batch normalisation and dropout ran.
+    batch_size: examples behind the update (default 1). labels: theirs, if the attacker knows them. local: the local
+    training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true images
+    (N, C, H, W) in [0, 1], or a file, to score against. settings: overrides, "table.key=value".
+    """
+
+    shape: Required[Sequence[int]]
+    after: Tensors | None
+    update: Tensors | None
+    kind: Literal["delta", "gradient"] | None
+    classes: int | None
+    mean: Sequence[float]
+    std: Sequence[float]
+    mode: Mode | None
+    batch_size: int | None
+    labels: Sequence[int] | None
+    local: LocalTraining | Table
+    attacks: Sequence[Attack | Method] | Attack | str
+    truth: Tensor | Path | str | None
+    settings: Sequence[str]
+
+
+def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) -> PlannedInspection:
+    """Read and check everything; nothing is attacked yet."""
+    for name in capture:
+        if name not in Capture.__annotations__:
+            raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Capture.__annotations__)}")
+    after, update, truth = capture.get("after"), capture.get("update"), capture.get("truth")
+    labels = capture.get("labels")
+    request = Request(
+        model=model,
+        before=_tensors(before),
+        shape=ImageShape(*capture["shape"]),
+        after=None if after is None else _tensors(after),
+        update=None if update is None else _tensors(update),
+        kind=capture.get("kind"),
+        classes=capture.get("classes"),
+        mean=tuple(capture.get("mean", ())),
+        std=tuple(capture.get("std", ())),
+        mode=capture.get("mode"),
+        batch_size=capture.get("batch_size"),
+        labels=None if labels is None else tuple(labels),
+        truth=Path(truth) if isinstance(truth, str) else truth,
+        given={"local": capture["local"]} if "local" in capture else {},
+        overrides=capture.get("settings", ()),
+        attacks=as_list(capture.get("attacks", ())),
+    )
+    return PlannedInspection(prepare(request))
+
+
+def inspect(
+    model: str | nn.Module,
+    before: Tensors,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    workers: int | str | None = 1,
+    watcher: Watcher | None = None,
+    **capture: Unpack[Capture],
+) -> dict[str, Any]:
+    """Attack an update that you captured, and give the summary: what can be reconstructed from it.
+
+    model: the network, or a kind ("resnet20", "package.module:function"). before: the model that the client got.
+    capture: shape, after or update with kind, labels, truth ...; see `leaktight.api.inspect.Capture`.
+    out, resume, workers: as `leaktight.audit` has them (the folder is runs/inspect-NNN).
+    """
+    planned = plan(model, before, **capture)
+    return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
+
+
+def _tensors(source: Tensors) -> Path | Params:
+    return source if isinstance(source, Mapping) else Path(source)

@@ -1,0 +1,42 @@
+"""Where a run's results go, who computes them, and the call that it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leaktight.core.errors import UsageError
+from leaktight.core.files import write_atomically
+from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder
+from leaktight.runtime.cluster import Ray
+from leaktight.runtime.executor import Executor
+from leaktight.runtime.processes import Processes
+
+RUNS = Path("runs")
+_PRELOAD = ("torchmetrics.functional.image",)  # the scores import it only when they are computed
+
+
+def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:
+    """Where a run's results go: where the caller says, else the newest run to resume, else a new folder below runs/."""
+    if out is not None:
+        return Path(out)
+    return latest_folder(RUNS, command, record) if resume else next_folder(RUNS, command)
+
+
+def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
+    """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port"."""
+    if workers is None:
+        return Processes(preload=_PRELOAD), None
+    text = str(workers)
+    if text == "ray" or text.startswith("ray://"):
+        return Ray(None if text == "ray" else text), None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
+    return Processes(int(text), _PRELOAD), int(text)
+
+
+def called(folder: RunFolder, call: str) -> str:
+    """The call that began the run; `call` for a new one."""
+    file = folder.path / "command.txt"
+    if not file.exists():
+        write_atomically(file, call + "\n")
+    return file.read_text().strip()

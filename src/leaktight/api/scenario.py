@@ -1,0 +1,91 @@
+"""What a caller says about a federation: a TOML file, a `Config`, or keywords with objects of the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias, TypedDict
+
+from torch import Tensor, nn
+
+from leaktight.config.catalogue import ATTACKS, DEFENSES
+from leaktight.config.settings import Config, load_config
+from leaktight.config.tables import Table, as_list
+from leaktight.config.toml import choose_all
+from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.protocols import Attack, Defense
+from leaktight.core.threat import ThreatModel
+from leaktight.core.training import LocalTraining
+from leaktight.data.dataset import Dataset, DatasetSource
+from leaktight.data.given import GivenDataset, GivenImages
+from leaktight.data.partition import Scheme
+from leaktight.models.source import ModelSource
+
+Source: TypeAlias = Config | Path | str | None
+"""A config object, a TOML file, or None for the built-in scenario."""
+
+Method: TypeAlias = "str | Table"
+"""A kind of the catalogue, "package.module:Class", or a table with a kind and settings."""
+
+
+class Scenario(TypedDict, total=False):
+    """A federation, as keywords. What is left out comes from the built-in scenario.
+
+    model: a network, or a kind ("resnet20", "package.module:function").
+    data: images (N, C, H, W) in [0, 1] and labels (N,) as a pair of tensors, a `Dataset`, or a kind ("cifar10").
+    partition, local, federation, threat: tables of a config, or their settings objects.
+    defenses: objects or kinds; an audit tries each, training stacks them. attacks: objects or kinds.
+    seed: of all that is public. settings: further overrides, "table.key=value". data_root: where downloaded data lies.
+    """
+
+    model: nn.Module | ModelSource | Method
+    data: tuple[Tensor, Tensor] | Dataset | DatasetSource | Method
+    partition: Scheme | Method
+    local: LocalTraining | Table
+    federation: Table
+    threat: ThreatModel | Table
+    defenses: Sequence[Defense | Method] | Defense | str
+    attacks: Sequence[Attack | Method] | Attack | str
+    seed: int
+    settings: Sequence[str]
+    data_root: Path | str | None
+
+
+TABLES = ("model", "data", "partition", "local", "federation", "threat", "seed")
+"""The keywords that stand for a table of a config."""
+
+
+def configure(source: Source, options: Mapping[str, object], *, scenario: str = "") -> Config:
+    """The configuration that a caller means.
+
+    options: those of `Scenario`. scenario: TOML laid over the built-in scenario where no file is named.
+    """
+    for name in options:
+        if name not in Scenario.__annotations__:
+            raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Scenario.__annotations__)}")
+    given = {name: _table(options[name]) for name in TABLES if name in options}
+    defenses, attacks, settings = (as_list(options.get(name, [])) for name in ("defenses", "attacks", "settings"))
+    if isinstance(source, Config):
+        if given or settings:
+            raise UsageError(f"expected {', '.join([*given, *map(str, settings)])} inside the Config; change it there")
+        config = source
+        if defenses:
+            config = replace(config, defenses=choose_all(DEFENSES, defenses, "defenses", "defense"))
+        if attacks:
+            config = replace(config, attacks=choose_all(ATTACKS, attacks, "attacks", "attack"))
+    else:
+        path = None if source is None else Path(source)
+        texts = [str(each) for each in settings]
+        config = load_config(path, texts, given=given, defenses=defenses, attacks=attacks, scenario=scenario)
+    root = options.get("data_root")
+    return config if root is None else replace(config, data_root=Path(str(root)))
+
+
+def _table(value: object) -> object:
+    """What stands for a table: a kind alone is one, and data in memory becomes a data set."""
+    if isinstance(value, Dataset):
+        return GivenDataset(value)
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, Tensor) for each in value):
+        return GivenImages(images=value[0], labels=value[1])
+    return {"kind": value} if isinstance(value, str) else value

@@ -1,0 +1,121 @@
+"""`leaktight.train`: federated training in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+from leaktight.api.runs import run_path
+from leaktight.api.scenario import Scenario, Source, configure
+from leaktight.config.scenario import build_federation, centralised, load_data
+from leaktight.config.settings import Config
+from leaktight.config.toml import kind_of
+from leaktight.core.errors import UsageError, suggestion
+from leaktight.data.dataset import Dataset
+from leaktight.data.holdings import plot_summary
+from leaktight.data.partition import Partition
+from leaktight.engines import inprocess, training
+from leaktight.engines.training import Engine, Row
+from leaktight.fl.federation import Federation
+from leaktight.fl.run_folder import RunFolder, open_run
+from leaktight.report.curves import plot_learning_curve
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A training run that is ready to begin."""
+
+    config: Config
+    dataset: Dataset
+    partition: Partition
+    federation: Federation
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round."""
+        return self.config.plan.per_round or len(self.federation.shares)
+
+    def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
+        """Where its results go; see `run_path`."""
+        return run_path("train", self.config.to_toml(), out, resume=resume)
+
+    def run(
+        self,
+        path: Path,
+        *,
+        engine: str = "inprocess",
+        resume: bool = False,
+        workers: int | None = None,
+        after_round: Callable[[Row], None] = lambda row: None,
+        after_client: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Train what is left of it in the folder `path`, draw its curves, and give its summary."""
+        if engine not in _ENGINES:
+            raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
+        with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
+            plot_summary(self.dataset, self.partition, folder.path / "holdings.png")
+            summary = training.train(
+                self.federation.keyed(folder.key),
+                folder,
+                engine=_ENGINES[engine](folder),
+                defense_kind=kind_of(self.config.defense) or "",
+                workers=workers,
+                after_round=after_round,
+                after_client=after_client,
+            )
+            plot_learning_curve(folder.summary, folder.path / "curve.png")
+        return summary
+
+
+def plan(config: Source = None, *, pooled: bool = False, **scenario: Unpack[Scenario]) -> PlannedTraining:
+    """Read and check everything; nothing is trained yet."""
+    resolved = configure(config, scenario)
+    if pooled:
+        resolved = centralised(resolved)
+    dataset, partition = load_data(resolved)
+    return PlannedTraining(resolved, dataset, partition, build_federation(resolved, dataset, partition))
+
+
+def train(
+    config: Source = None,
+    *,
+    pooled: bool = False,
+    engine: str = "inprocess",
+    out: Path | str | None = None,
+    resume: bool = False,
+    workers: int | None = 1,
+    **scenario: Unpack[Scenario],
+) -> dict[str, Any]:
+    """Train a federation, and give accuracy, loss, time and bytes of every round.
+
+    config, scenario: as `leaktight.audit` has them; several defenses are stacked in their order.
+    pooled: one client that holds all data, the reference without federation.
+    engine: "inprocess", or "flower" (Flower's simulation); the same numbers.
+    out: the run's folder, with a checkpoint after each round (default: runs/train-NNN); resume: go on with it.
+    workers: processes for clients; 1, this one (more: a script needs `if __name__ == "__main__":`); None, one per core.
+    """
+    planned = plan(config, pooled=pooled, **scenario)
+    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=workers)
+
+
+def _in_process(folder: RunFolder) -> Engine:
+    if _flower_folder(folder).exists():
+        raise UsageError(f"the run in {folder.path} was begun on Flower; resume it with --engine flower")
+    return inprocess.run
+
+
+def _on_flower(folder: RunFolder) -> Engine:
+    from leaktight.engines.flower.simulation import simulate  # an extra, and slow to import
+
+    return partial(simulate, folder=_flower_folder(folder))
+
+
+def _flower_folder(folder: RunFolder) -> Path:
+    """Where a run on Flower keeps its name and its clients' private states."""
+    return folder.path / "flower"
+
+
+_ENGINES: Mapping[str, Callable[[RunFolder], Engine]] = {"inprocess": _in_process, "flower": _on_flower}

@@ -1,0 +1,141 @@
+"""Tables of a configuration as plain values: read, laid over each other, overridden. Nothing heavy is imported here.
+
+What a config leaves out comes from the built-in scenario. A table with another `kind` than the scenario's starts from
+that kind's own defaults. `[defense]` and `[attack]` may also be lists of tables.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from leaktight.core.errors import ConfigError, suggestion
+
+Table: TypeAlias = Mapping[str, object]
+"""Settings by name: plain values, tables, lists of them, or objects of a Python caller."""
+
+SCENARIO = """
+seed = 0
+[data]
+kind = "digits"
+[partition]
+kind = "shards"
+clients = 20
+shards_per_client = 2
+[model]
+kind = "lenet_zhu"
+activation = "relu"
+[local]
+epochs = 5
+batch_size = 16
+learning_rate = 0.05
+schedule = {kind = "cosine"}
+[federation]
+rounds = 50
+per_round = 10
+"""
+"""What runs without a config: everything is embedded, nothing is downloaded."""
+
+LISTS = ("defense", "attack")
+"""The tables of which there may be several."""
+
+VALUES = ("seed", "secret_seed")
+"""What stands outside of tables."""
+
+TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard", "consent", "audit")
+
+
+def read_tables(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    given: Table | None = None,
+    named: Mapping[str, Sequence[object]] | None = None,
+    scenario: str = "",
+) -> tuple[Table, str]:
+    """The tables of a config, and what to call it in an error.
+
+    path: a TOML file; None: the built-in scenario, with `scenario` laid over it. given: tables and objects of a Python
+    caller, laid over that. named: by table, kinds or objects that take the place of the config's; a kind that the
+    config holds keeps its settings. overrides: "table.key=value".
+    """
+    where = str(path) if path else "built-in scenario"
+    tables = merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
+    tables = overridden(merged(tables, given or {}), overrides, named or {})
+    known = (*VALUES, *TABLES, *LISTS)
+    for name in tables:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
+        if name in TABLES and isinstance(tables[name], str | int | float | list):
+            raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
+    return tables, where
+
+
+def overridden(tables: Table, overrides: Sequence[str], named: Mapping[str, Sequence[object]]) -> dict[str, object]:
+    """Tables with the kinds that a command named instead of theirs, by table, and then with "table.key=value"."""
+    result = dict(tables)
+    for table, kinds in named.items():
+        if kinds:
+            result[table] = _named(kinds, as_list(tables.get(table, [])))
+    for override in overrides:
+        result = merged(result, _parse_override(override))
+    return result
+
+
+def as_list(value: object) -> list[object]:
+    """What may be one or several, as several."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _read(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; name a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def merged(base: Table, other: Table) -> dict[str, object]:
+    """`other` over `base`, key by key; a table of another kind replaces the table."""
+    result = dict(base)
+    for key, value in other.items():
+        before = base.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and _same_kind(before, value):
+            result[key] = merged(before, value)
+        elif isinstance(value, Mapping) and isinstance(before, list) and all(place.isdigit() for place in value):
+            numbered = {str(place): item for place, item in enumerate(before)}
+            result[key] = list(merged(numbered, value).values())
+        else:
+            result[key] = value
+    return result
+
+
+def _named(methods: Sequence[object], tables: Sequence[object]) -> object:
+    """A table for each kind: the first that there is of it, or one with the kind alone; objects and tables as they are.
+
+    A single one is no list.
+    """
+    found = {table["kind"]: table for table in reversed(tables) if isinstance(table, Mapping) and "kind" in table}
+    chosen = [found.get(each, {"kind": each}) if isinstance(each, str) else each for each in methods]
+    return chosen[0] if len(chosen) == 1 else chosen
+
+
+def _same_kind(before: Table, value: Table) -> bool:
+    return value.get("kind", before.get("kind")) == before.get("kind")
+
+
+def _parse_override(text: str) -> Table:
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"expected --set table.key=value, got {text!r}")
+    parsed: object = value
+    with suppress(tomllib.TOMLDecodeError):
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    first, *keys = path.strip().split(".")
+    for key in reversed(keys):
+        parsed = {key: parsed}
+    return {first: parsed}
