@@ -14,7 +14,7 @@ from leaktight.data.partition import Shards
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import assemble
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
 from leaktight.models import MODELS, build_model
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from leaktight.audit.plan import Experiment
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config, load_config
-from leaktight.engines.tasks import Job, Task
 
 SMALL = """
 seed = 3
@@ -59,9 +57,3 @@ def small_config(folder: Path, *overrides: str) -> Config:
 def small_experiment(folder: Path, *overrides: str, adaptive: bool = False) -> Experiment:
     config = small_config(folder, *overrides)
     return build_experiment(config, *load_data(config), adaptive=adaptive)
-
-
-def inline(task: Task, jobs: Sequence[Job]) -> Generator[Job, None, None]:
-    """A runner without processes."""
-    for job in jobs:
-        yield task(job)

@@ -18,7 +18,7 @@ from leaktight.attacks.controls import MeanImage
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
-from leaktight.audit.attempt import finished, picture_paths
+from leaktight.audit.attempt import picture_paths
 from leaktight.audit.experiment import Site
 from leaktight.audit.judge import judge
 from leaktight.audit.plan import AttackEntry, Experiment
@@ -65,12 +65,12 @@ def first_trial(experiment: Experiment, defense: str = "none", attack: str | Non
     spec = next(
         spec for spec in experiment.trials if spec.defense.name == defense and attack in (None, spec.attack.name)
     )
-    return finished(Site(experiment, **site)({"id": spec.id}))[0]
+    return Site(experiment, **site)(spec.id, print).trial
 
 
 def test_a_trial_is_scored_illustrated_and_explained(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path, "attack.0.iterations=8")
-    trial, pictures = finished(Site(experiment)({"id": "none.csdlg.t000.r000"}))
+    trial, pictures = Site(experiment)("none.csdlg.t000.r000", print)
     assert trial.status == "done"
     paths = picture_paths(trial.id)
     truth, guess = (

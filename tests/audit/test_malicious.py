@@ -8,7 +8,6 @@ import pytest
 from tests.audit.scenes import small_experiment
 from tests.results.made import changed, made_trial
 
-from leaktight.audit.attempt import finished
 from leaktight.audit.cells import gather
 from leaktight.audit.experiment import Site
 from leaktight.audit.plan import Experiment
@@ -26,7 +25,7 @@ ROBBED = (
 
 def lines_of(experiment: Experiment, defense: str = "none") -> dict[str, Trial]:
     specs = [spec for spec in experiment.trials if spec.defense.name == defense and spec.trial == 0]
-    return {spec.attack.name: finished(Site(experiment)({"id": spec.id}))[0] for spec in specs}
+    return {spec.attack.name: Site(experiment)(spec.id, print).trial for spec in specs}
 
 
 def test_the_record_says_who_sent_what(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.audit.scenes import inline, small_experiment
+from tests.audit.scenes import small_experiment
 from tests.results.made import changed
 
 from leaktight.audit.plan import AttackEntry, Experiment
@@ -21,6 +21,7 @@ from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import Round, Summary, Trial
 from leaktight.results.store import read_summary, read_trials
+from leaktight.runtime.executor import Inline
 
 
 class Told(Watcher):
@@ -43,7 +44,7 @@ class Told(Watcher):
 
 def run(experiment: Experiment, folder: Path, watcher: Watcher | None = None, **changes: Any) -> Summary:
     folder.mkdir(exist_ok=True)
-    settings: dict[str, Any] = {"runner": inline, "scenario": {}, "command": "leaktight audit", "workers": 1}
+    settings: dict[str, Any] = {"executor": Inline(), "scenario": {}, "command": "leaktight audit", "workers": 1}
     return run_audit(experiment, RunFolder(folder), watcher=watcher, **settings | changes)
 
 
@@ -87,12 +88,13 @@ def test_what_is_there_is_not_done_again(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path)
     whole = run(experiment, tmp_path / "whole")
 
-    def two_only(task: Any, jobs: Any) -> Any:
-        yield from inline(task, jobs[:2])
-        raise KeyboardInterrupt
+    class Interrupted(Watcher):
+        def trial_done(self, trial: Trial) -> None:
+            if trial.id == experiment.trials[1].id:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(experiment, tmp_path / "cut", runner=two_only)
+        run(experiment, tmp_path / "cut", Interrupted())
     watcher = Told()
     resumed = run(experiment, tmp_path / "cut", watcher)
     assert watcher.begun == (2, 8)

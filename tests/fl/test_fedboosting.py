@@ -24,7 +24,8 @@ from leaktight.engines import inprocess
 from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting
 from leaktight.fl.federation import assemble
 from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
 from leaktight.models import MODELS, build_model
 
 SHAPES = {"w": (3, 2), "b": (2,)}

@@ -56,10 +56,7 @@ def changed(broadcast: Broadcast, **tensors: Callable[[Tensor], Tensor]) -> Broa
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_honest_federation_passes(digits: Dataset, kind: str) -> None:
     played = scene(digits, network(digits, kind), batch=16, clients=3, steps="delta", guard=BroadcastGuard())
-    federation = replace(
-        played.federation,
-        server=replace(played.federation.server, plan=replace(played.federation.server.plan, rounds=3)),
-    )
+    federation = replace(played.federation, plan=replace(played.federation.plan, rounds=3))
     rounds: list[Reports] = []
     run(federation, workers=1, score=False, told=rounds.append)
     assert len(rounds) == 3

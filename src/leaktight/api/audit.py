@@ -33,7 +33,7 @@ class PlannedAudit:
     @property
     def rounds(self) -> int:
         """How many rounds are trained for each defense before it is attacked; a trade-off trains all of them."""
-        every = self.experiment.federation.server.plan.rounds
+        every = self.experiment.federation.plan.rounds
         return every if self.command == "tradeoff" else self.experiment.rounds[-1]
 
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
@@ -53,12 +53,12 @@ class PlannedAudit:
 
         workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
         """
-        runner, processes = parse_workers(workers)
+        executor, processes = parse_workers(workers)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             summary = run_audit(
                 self.experiment.keyed(folder.key),
                 folder,
-                runner=runner,
+                executor=executor,
                 scenario=self.facts,
                 command=called(folder, call or f"leaktight.{self.command}() in Python"),
                 weigh=self.command == "tradeoff",

@@ -47,12 +47,12 @@ class PlannedInspection:
         call: str = "",
     ) -> Summary:
         """Run what is missing of it in the folder `path`, write its report, and give its summary."""
-        runner, _ = parse_workers(workers)
+        executor, _ = parse_workers(workers)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,
-                runner=runner,
+                executor=executor,
                 scenario=self.prepared.facts,
                 command=called(folder, call or "leaktight.inspect() in Python"),
                 watcher=watcher,

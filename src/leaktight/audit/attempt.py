@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from leaktight.core.errors import LeaktightError
-from leaktight.engines.tasks import Job
 from leaktight.results.schema import Trial, TrialHead, TrialOutcome
 
 Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
@@ -18,20 +17,23 @@ _NOTHING = {name: value for name, value in TrialOutcome() if name not in ("label
 """What is written of every trial, failed ones included."""
 
 
-def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Job:
-    """A finished trial as JSON, and its pictures; `finished` reads it."""
+class Attempt(NamedTuple):
+    """A finished trial, and its pictures by their paths in the run's folder."""
+
+    trial: Trial
+    pictures: Mapping[str, bytes]
+
+
+def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Attempt:
+    """Run a trial. What is read from the store later is what is given here: numbers that JSON has not become None."""
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         outcome, pictures = _outcome(run)
     said = sorted({str(each.message).splitlines()[0] for each in warned if each.category is UserWarning})
     done = {**_NOTHING, **head.facts(), **outcome.facts(), "seconds": time.perf_counter() - began, "warnings": said}
-    return {"trial": Trial.model_validate(done).model_dump_json(exclude_unset=True), "pictures": dict(pictures)}
-
-
-def finished(job: Job) -> tuple[Trial, Mapping[str, bytes]]:
-    """The inverse of `attempt`: the trial and its pictures."""
-    return Trial.model_validate_json(job["trial"]), job["pictures"]
+    written = Trial.model_validate(done).model_dump_json(exclude_unset=True)
+    return Attempt(Trial.model_validate_json(written), pictures)
 
 
 def picture_paths(trial_id: str) -> tuple[str, str]:

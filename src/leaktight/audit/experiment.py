@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from leaktight.audit.attempt import Attempted, attempt, picture_paths
+from leaktight.audit.attempt import Attempt, Attempted, attempt, picture_paths
 from leaktight.audit.judge import judge
 from leaktight.audit.ledger import LABELS_FOUND, ledger_of, threat_of
 from leaktight.audit.plan import Experiment, TrialSpec
@@ -19,12 +19,11 @@ from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of, unpack
 from leaktight.core.types import Batch, Broadcast, Observation, Params, RoundTrace
 from leaktight.engines import inprocess
-from leaktight.engines.tasks import Job
-from leaktight.engines.training import restored_state
-from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 from leaktight.results.schema import SCHEMA_VERSION, Pictures, TrialHead, TrialOutcome
+from leaktight.runtime.executor import Tell
 
 PUBLIC_EXAMPLES = 512
 
@@ -52,9 +51,9 @@ class Site:
         order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
         return test.batch(order[:PUBLIC_EXAMPLES])
 
-    def __call__(self, job: Job) -> Job:
+    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
         """Run the trial of this id: its line for the store, and its two pictures."""
-        spec = self.experiment.by_id[job["id"]]
+        spec = self.experiment.by_id[job]
         return attempt(self._head(spec), lambda: self._run(spec))
 
     def _head(self, spec: TrialSpec) -> TrialHead:
@@ -133,16 +132,20 @@ class Site:
     def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
         """Play the round that the state stands before."""
         traces: list[RoundTrace] = []
-        plan = replace(federation.server.plan, rounds=max(federation.server.plan.rounds, state.server.round + 1))
-        federation = replace(federation, server=replace(federation.server, plan=plan))
+        plan = replace(federation.plan, rounds=max(federation.plan.rounds, state.server.round + 1))
         after = inprocess.run(
-            federation, state, workers=1, until=state.server.round + 1, record=traces.append, score=False
+            replace(federation, plan=plan),
+            state,
+            workers=1,
+            until=state.server.round + 1,
+            record=traces.append,
+            score=False,
         )
         return replace(traces[0], public_data=self.public_data), after
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:
         packed = self.states.get(state_key(spec.defense.name, spec.round))
-        return first_state(federation) if packed is None else restored_state(unpack(packed))
+        return federation.first_state() if packed is None else FederationState.restored(unpack(packed))
 
     def _changed(self, spec: TrialSpec, federation: Federation, trace: RoundTrace, victim: str) -> bool:
         """Whether the defense made a difference to what the client sent."""
@@ -152,13 +155,9 @@ class Site:
         sent = trace.clients[victim].update.tensors
         if _names(federation.trainer.model) != _names(plain.trainer.model):
             return True  # the defense changed the network itself
-        server = plain.server
-        request = Train(
-            trace.broadcast,
-            trace.local.learning_rate,
-            server.aggregator.update_kind,
-            server.aggregator.loss_scale(server.sizes[victim], list(server.sizes.values())),
-        )
+        aggregator, sizes = plain.setup.aggregator, plain.sizes
+        scale = aggregator.loss_scale(sizes[victim], list(sizes.values()))
+        request = Train(trace.broadcast, trace.local.learning_rate, aggregator.update_kind, scale)
         return not _equal(plain.client(victim).train_round(request, None).trained.update.tensors, sent)
 
 
@@ -168,8 +167,8 @@ def tampered(federation: Federation, state: FederationState, sent: Broadcast) ->
     server = replace(state.server, params=sent.params, buffers=sent.buffers)
     if sent.params.keys() != state.server.params.keys():
         # What the aggregator remembers is of other tensors.
-        server = replace(server, aggregator=federation.server.aggregator.start(sent.params), agreed=False)
-    return replace(federation, server=replace(federation.server, network=other)), replace(state, server=server)
+        server = replace(server, aggregator=federation.setup.aggregator.start(sent.params), agreed=False)
+    return replace(federation, network=other), replace(state, server=server)
 
 
 def state_key(defense: str, round_index: int) -> str:

@@ -22,7 +22,7 @@ from leaktight.core.protocols import ActiveAttack, Attack, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
-from leaktight.fl.federation import Federation, defended
+from leaktight.fl.federation import Federation
 from leaktight.metrics import METRICS
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource
@@ -95,7 +95,7 @@ class Experiment:
     data_root: Path
 
     def __post_init__(self) -> None:
-        played = self.federation.server.plan.rounds
+        played = self.federation.plan.rounds
         if self.rounds[-1] >= played:
             raise UsageError(
                 f"expected attacked rounds below federation.rounds, got round {self.rounds[-1]} of {played}; "
@@ -116,7 +116,7 @@ class Experiment:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        return self.settings.rounds(self.federation.server.plan.rounds)
+        return self.settings.rounds(self.federation.plan.rounds)
 
     @property
     def trains(self) -> bool:
@@ -157,22 +157,18 @@ class Experiment:
 
     def trained(self, defense: Entry[Defense]) -> Federation:
         """The federation that plays the rounds before the attacked ones."""
-        return defended(self.federation, defense.value)
+        return self.federation.with_defense(defense.value)
 
     def attacked_federation(self, defense: Defense, trial: int) -> Federation:
         """The federation of one attacked round: the victim alone, or those whose sum the attacker sees."""
         rng = self.rng(trial).child("federation")
         base = self.federation
-        plan = replace(base.server.plan, min_clients=None)
-        server = replace(
-            base.server, local=self.attacked, plan=plan, rng=rng.child("server").apart(), drawn=self._members(trial)
-        )
         model = base.trainer.model
         if not self.trains and self.init in RANDOM_INITS:
             inputs, classes = base.dataset.inputs, base.dataset.num_classes
             model = build_model(self.source, inputs, classes, init=self.init, rng=self.rng(trial).child("model"))
-        trainer = replace(base.trainer, model=model, local=self.attacked)
-        return defended(replace(base, server=server, trainer=trainer, rng=rng), defense)
+        alone = replace(base, plan=replace(base.plan, min_clients=None), rng=rng, drawn=self._members(trial))
+        return alone.with_trainer(model=model, local=self.attacked).with_defense(defense)
 
     def _members(self, trial: int) -> tuple[str, ...]:
         victim = self.victim(trial)
@@ -180,7 +176,7 @@ class Experiment:
             return (victim,)
         others = [name for name in sorted(self.federation.shares) if name != victim]
         order = torch.randperm(len(others), generator=self.rng(trial).child("members").public()).tolist()
-        number = self.federation.server.plan.per_round or len(self.federation.shares)
+        number = self.federation.plan.per_round or len(self.federation.shares)
         return (victim, *(others[place] for place in order[: number - 1]))
 
 

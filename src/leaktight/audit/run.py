@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 
 from leaktight.audit import tradeoff
-from leaktight.audit.attempt import finished
+from leaktight.audit.attempt import Attempt
 from leaktight.audit.cells import LEAKED_IF, gather
 from leaktight.audit.checks import Evidence, raise_flags
 from leaktight.audit.experiment import Site
@@ -15,10 +14,10 @@ from leaktight.audit.states import prepare_states
 from leaktight.audit.summary import cell_of, over_time
 from leaktight.audit.verdict import verdicts
 from leaktight.core.errors import LeaktightError
-from leaktight.engines.tasks import Runner, Task
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import SCHEMA_VERSION, Plain, Round, Summary, Trial, common_ledger, metrics_of
 from leaktight.results.store import TrialStore, open_store
+from leaktight.runtime.executor import Executor, Work
 
 
 class Watcher:
@@ -38,7 +37,7 @@ def run_audit(
     experiment: Experiment,
     folder: RunFolder,
     *,
-    runner: Runner,
+    executor: Executor,
     scenario: Mapping[str, Plain],
     command: str,
     weigh: bool = False,
@@ -48,13 +47,13 @@ def run_audit(
     """Train what has to be trained, run the trials that are missing, write `summary.json`, and give it.
 
     scenario: facts about the scenario in plain words. weigh: train every defense through all rounds and add the
-    trade-off. workers: processes for training; the trials are the runner's.
+    trade-off. workers: processes for training; the trials are the executor's.
     """
     watcher = watcher or Watcher()
     store = open_store(folder.path)
     states = prepare_states(experiment, folder.path, whole=weigh, workers=workers, told=watcher.round_done)
     site = Site(experiment, states.packed, states.accuracy, states.failed)
-    run_missing(site, [spec.id for spec in experiment.trials], store, runner, watcher)
+    run_missing(site, [spec.id for spec in experiment.trials], store, executor, watcher)
     trials = [store.trials[spec.id] for spec in experiment.trials]
     cells = gather(trials, experiment.seed)
     raised = raise_flags(Evidence(cells, easier_than_training(experiment)))
@@ -82,15 +81,16 @@ def run_audit(
     return summary
 
 
-def run_missing(task: Task, ids: Sequence[str], store: TrialStore, runner: Runner, watcher: Watcher) -> None:
-    """Run the trials of these ids that are not in the store. task: what makes a trial of its id, see `attempt`."""
+def run_missing(
+    work: Work[str, object, Attempt], ids: Sequence[str], store: TrialStore, executor: Executor, watcher: Watcher
+) -> None:
+    """Run the trials of these ids that are not in the store. work: makes a trial of its id, see `attempt`."""
     missing = [each for each in ids if each not in store.trials]
     watcher.trials_begin(len(ids) - len(missing), len(ids))
-    with closing(runner(task, [{"id": each} for each in missing])) as results:
-        for result in results:
-            trial, pictures = finished(result)
-            store.add(trial, pictures)
-            watcher.trial_done(trial)
+    with executor.start(work) as workers:
+        for _, done in workers.run(missing):
+            store.add(done.trial, done.pictures)
+            watcher.trial_done(done.trial)
 
 
 def check_something_ran(summary: Summary) -> None:
@@ -102,8 +102,8 @@ def check_something_ran(summary: Summary) -> None:
 
 def easier_than_training(experiment: Experiment) -> str | None:
     """How the attacked updates differ from those of training, if they come from fewer examples or steps."""
-    local, attacked = experiment.federation.server.local, experiment.attacked
-    size = min(experiment.federation.server.sizes.values())
+    local, attacked = experiment.federation.trainer.local, experiment.attacked
+    size = min(experiment.federation.sizes.values())
     steps, fewer = local.num_steps(size), attacked.num_steps(size)
     used, less = (min(each.samples or size, size) for each in (local, attacked))
     if (fewer, less, attacked.batch_size) == (steps, used, local.batch_size):

@@ -12,9 +12,9 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.files import write_private
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
-from leaktight.engines.training import stored_state, train
-from leaktight.fl.client import evaluate
-from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.engines.training import train
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.local import evaluate
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary
 
@@ -64,7 +64,7 @@ def prepare_states(
             if round_index:
                 packed[key] = _state_file(folder, defense, round_index).read_bytes()
             else:
-                packed[key] = pack(stored_state(first_state(federation)))
+                packed[key] = pack(federation.first_state().stored())
     return States(packed, accuracy, training, failed)
 
 
@@ -79,7 +79,7 @@ def _train(
 ) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
-            write_private(_state_file(folder, defense, state.server.round), pack(stored_state(state)))
+            write_private(_state_file(folder, defense, state.server.round), pack(state.stored()))
 
     return train(
         federation,
@@ -100,5 +100,5 @@ def _first_accuracy(federation: Federation) -> float | None:
     """The accuracy before any training, where the server can score the model alone."""
     if federation.server.scores_on is not None:
         return None
-    state = first_state(federation).server
+    state = federation.first_state().server
     return evaluate(federation.trainer, state.params, state.buffers, federation.dataset.test).accuracy

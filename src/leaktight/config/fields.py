@@ -160,7 +160,7 @@ def describe() -> dict[str, dict[str, dict[str, Field]]]:
     from leaktight.core.threat import ThreatModel
     from leaktight.core.training import LocalTraining
     from leaktight.fl.consent import Consent
-    from leaktight.fl.protocol import FederationPlan
+    from leaktight.fl.plan import FederationPlan
     from leaktight.guard import BroadcastGuard
 
     tables = {

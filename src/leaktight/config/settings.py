@@ -27,7 +27,7 @@ from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.defenses.stack import Stack
 from leaktight.fl.consent import Consent
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
 from leaktight.guard import BroadcastGuard
 from leaktight.models.source import ModelSource
 from leaktight.models.user import GivenModel, UserModel

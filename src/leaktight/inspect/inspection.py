@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leaktight.audit.attempt import Attempted, attempt, picture_paths
+from leaktight.audit.attempt import Attempt, Attempted, attempt, picture_paths
 from leaktight.audit.judge import judge, strip
 from leaktight.audit.ledger import LABELS_FOUND, threat_of
 from leaktight.audit.plan import AttackEntry, slug
@@ -18,12 +18,12 @@ from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Reconstruction
-from leaktight.engines.tasks import Job
 from leaktight.inspect.captured import Captured
 from leaktight.inspect.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 from leaktight.models.surgery import has_batch_norm
 from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome
+from leaktight.runtime.executor import Tell
 
 CAPTURED = "captured update"
 METRICS = ("psnr", "mse", "ssim", "lpips_alex")
@@ -76,10 +76,9 @@ class Inspection:
             return self.truth.labels
         return None if labels is None else torch.tensor(labels)
 
-    def __call__(self, job: Job) -> Job:
+    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
         """Run the attack of this id: its trial, and its pictures."""
-        name = job["id"]
-        return attempt(self._head(name), lambda: self._run(name))
+        return attempt(self._head(job), lambda: self._run(job))
 
     def _head(self, name: str) -> TrialHead:
         entry = self.by_id[name]

@@ -13,7 +13,6 @@ from leaktight.audit.run import Watcher, run_missing
 from leaktight.audit.summary import cell_of
 from leaktight.audit.verdict import judge_defense
 from leaktight.core.types import Batch
-from leaktight.engines.tasks import Runner
 from leaktight.inspect.captured import Captured
 from leaktight.inspect.checks import check_capture, flag
 from leaktight.inspect.inspection import CAPTURED, Inspection
@@ -32,6 +31,7 @@ from leaktight.results.schema import (
     metrics_of,
 )
 from leaktight.results.store import open_store
+from leaktight.runtime.executor import Executor
 
 WELL_FALLEN = 0.1
 UNLIKELY = 0.05
@@ -42,7 +42,7 @@ def run_inspection(
     inspection: Inspection,
     folder: RunFolder,
     *,
-    runner: Runner,
+    executor: Executor,
     scenario: Mapping[str, Plain],
     command: str,
     watcher: Watcher | None = None,
@@ -52,7 +52,7 @@ def run_inspection(
     Without the truth there are no scores, and no success rate.
     """
     store = open_store(folder.path)
-    run_missing(inspection, list(inspection.by_id), store, runner, watcher or Watcher())
+    run_missing(inspection, list(inspection.by_id), store, executor, watcher or Watcher())
     trials = [store.trials[name] for name in inspection.by_id]
     cells = gather(trials, inspection.seed)
     scored = inspection.truth is not None

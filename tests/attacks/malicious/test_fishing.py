@@ -169,9 +169,9 @@ def test_it_says_what_it_lacks(digits: Dataset) -> None:
         batch=8,
         threat=ThreatModel(server="malicious", knows=frozenset({Knowledge.LOCAL_TRAINING})),
     )
-    uncounted = replace(blind.federation.server, aggregator=FedSgdOfOne())
+    uncounted = replace(blind.federation.setup, aggregator=FedSgdOfOne())
     with pytest.raises(NotDisclosedError, match="batch_size"):
-        replace(blind, federation=replace(blind.federation, server=uncounted)).play(Fishing())
+        replace(blind, federation=replace(blind.federation, setup=uncounted)).play(Fishing())
     with pytest.raises(UsageError, match="target below 10, got 11"):
         pond(digits, "lenet_zhu", "eval").play(Fishing(target=11))
     headless = nn.Sequential(nn.Flatten(), nn.Linear(256, 10, bias=False))

@@ -6,15 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from leaktight.core import processes
 from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.processes import Tell, in_worker, one_thread, run_all
+from leaktight.core.types import Broadcast, Examples
+from leaktight.runtime import processes
+from leaktight.runtime.cluster import Ray
+from leaktight.runtime.executor import Executor, Inline, Tell, in_order
+from leaktight.runtime.processes import Processes, in_worker, one_thread, run_all
+from leaktight.runtime.sharing import dumped, loaded
 
 
 class TwoWordsError(Exception):
@@ -24,7 +29,7 @@ class TwoWordsError(Exception):
         super().__init__(f"{first} {second}")
 
 
-def double(job: Any, tell: Tell) -> Any:
+def double(job: Any, tell: Tell[str]) -> Any:
     """Some jobs mean trouble."""
     if job == 13:
         raise UsageError("thirteen is not a number")
@@ -76,9 +81,92 @@ def test_an_error_in_a_process_is_raised_here(job: int, error: type[Exception], 
         run_all(double, [1, job], workers=2)
 
 
+@dataclass(frozen=True)
+class Sum:
+    """Adds up the examples that it holds and the model of a job."""
+
+    examples: Examples
+
+    def __call__(self, job: tuple[int, Broadcast], tell: Tell[object]) -> torch.Tensor:
+        number, model = job
+        return model.params["w"] + number + int(self.examples.inputs.sum())
+
+
+@pytest.mark.parametrize("executor", [Inline(), Processes(2)])
+def test_workers_hold_examples_and_are_sent_a_common_model_in_every_run(executor: Executor) -> None:
+    work = Sum(Examples(torch.ones(2, 1, 1, 1, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)))
+    with executor.start(work) as workers:
+        for start in (0.5, 1.5):
+            model = Broadcast({"w": torch.tensor([start])}, {}, 0)
+            found = in_order(workers.run([(number, model) for number in range(5)], shared=[model]))
+            assert [float(each) for each in found] == [start + 2 + number for number in range(5)]
+
+
+def test_a_shared_value_is_left_out_of_a_job_and_a_view_takes_only_itself_along() -> None:
+    model = Broadcast({"w": torch.zeros(10_000)}, {}, 3)
+    job = dumped({"model": model, "row": model.params["w"][:2]}, [model])
+    assert len(job) < 1000
+    again = loaded(job, [model])
+    assert again["model"] is model
+    assert torch.equal(again["row"], torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(2.5),
+        torch.empty(0, 3),
+        torch.tensor([True, False]),
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(2, requires_grad=True),
+    ],
+)
+def test_tensors_arrive_as_they_were(tensor: torch.Tensor) -> None:
+    again = loaded(dumped([tensor, tensor]))
+    assert again[0] is again[1]
+    assert torch.equal(again[0], tensor)
+    assert (again[0].dtype, again[0].stride(), again[0].requires_grad) == (
+        tensor.dtype,
+        tensor.stride(),
+        tensor.requires_grad,
+    )
+
+
+def test_even_a_single_job_has_a_process_of_its_own() -> None:
+    with Processes(1).start(double) as workers:
+        assert [result["worker"] for _, result in workers.run([7])] == [True]
+        assert list(workers.run([])) == []
+
+
+def wait(job: str | None, tell: Tell[int]) -> None:
+    if job is not None:
+        Path(job).write_text(str(os.getpid()))
+        time.sleep(60)
+
+
+def test_closing_the_results_ends_the_work_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with Processes(2).start(wait) as workers:
+        results = workers.run([str(file), None])
+        assert next(results) == (1, None), "the quick one"
+        deadline = time.monotonic() + 60
+        while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        results.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
+
+
+def test_ray_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"leaktight\[ray\]"), Ray().start(double) as workers:
+        list(workers.run([1]))
+
+
 SLEEPY = """
 import os, time
-from leaktight.core.processes import run_all
+from leaktight.runtime.processes import run_all
 
 def sleep(job, tell):
     tell(os.getpid())
