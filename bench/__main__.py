@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import attacks, defenses, engine, flower, paillier, secret
+from bench import attacks, defenses, engine, flower, paillier, secret, startup
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
@@ -15,6 +15,7 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "flower": lambda plots: flower.main(),
     "paillier": lambda plots: paillier.main(),
     "secret": lambda plots: secret.main(),
+    "startup": lambda plots: startup.main(),
 }
 
 if __name__ == "__main__":

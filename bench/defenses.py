@@ -15,11 +15,12 @@ import torch
 
 from bench.timing import fastest
 from leaktight.config.catalogue import DEFENSES
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Broadcast, Examples, ImageShape, State
+from leaktight.core.types import Broadcast, Examples, State
 from leaktight.defenses.clipping import Clipping
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.stack import Stack
@@ -59,7 +60,7 @@ def make_client(name: str, defense: Defense, number: int) -> Client:
     generator = Rng(0).child(name).public()
     images = torch.randint(256, (number, 3, 32, 32), generator=generator, dtype=torch.uint8)
     examples = Examples(images, torch.randint(10, (number,), generator=generator))
-    model = build_model(MODELS["lenet_zhu"](), ImageShape(3, 32, 32), 10, init="default", rng=Rng(0))
+    model = build_model(MODELS["lenet_zhu"](), Images(3, 32, 32), 10, init="default", rng=Rng(0))
     shared = defense.prepare(model, rng=Rng(1))
     return Client(
         name, examples, examples, Setup(Trainer(shared, LOCAL, defense=defense), FedAvg()), Rng.fresh().child(name)

@@ -39,7 +39,7 @@ def federation() -> Federation:
     return assemble(
         dataset,
         Iid(clients=CLIENTS, validation=0.0).split(dataset, rng=Rng(0)),
-        build_model(MODELS["lenet_zhu"](), dataset.shape, 10, init="default", rng=Rng(0)),
+        build_model(MODELS["lenet_zhu"](), dataset.inputs, 10, init="default", rng=Rng(0)),
         local=LocalTraining(batch_size=BATCH, learning_rate=0.01),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=1),

@@ -10,8 +10,8 @@ from bench.scenes import observation, per_iteration
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.view import OneBatch, Simulation
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
+from leaktight.core.inputs import Images
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import ImageShape
 
 BASE = InvertingGradients(labels=Given()).matching()
 
@@ -30,7 +30,7 @@ def curves(iterations: int = 40) -> list[Curve]:
     batches, sides, steps = (1, 2, 4, 8, 16), (16, 32, 64, 128), (1, 2, 4, 8)
     by_batch = [1000 * per_iteration(BASE, observation("lenet_zhu", batch), iterations) for batch in batches]
     by_side = [
-        1000 * per_iteration(BASE, observation("lenet_zhu", 1, ImageShape(3, side, side)), iterations) for side in sides
+        1000 * per_iteration(BASE, observation("lenet_zhu", 1, Images(3, side, side)), iterations) for side in sides
     ]
     by_steps: dict[str, list[float]] = {"simulated": [], "one batch": []}
     for number in steps:

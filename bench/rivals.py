@@ -30,7 +30,7 @@ def eager_loop(seen: Observation, iterations: int) -> Loop:
     labels = seen.labels
 
     def run() -> None:
-        guess = torch.rand((len(labels), *seen.input_shape), generator=Rng(1).public()).requires_grad_()
+        guess = torch.rand((len(labels), *seen.inputs.shape), generator=Rng(1).public()).requires_grad_()
         optimizer = torch.optim.Adam([guess], lr=0.025)
         best, best_loss = guess.detach().clone(), torch.tensor(torch.inf)
         model.train()
@@ -59,10 +59,8 @@ def breaching_loop(seen: Observation, iterations: int) -> Loop:
     with contextlib.redirect_stdout(io.StringIO()):
         settings = breaching.get_attack_config("invertinggradients", overrides=[f"optim.max_iterations={iterations}"])
     attacker = breaching.attacks.prepare_attack(seen.model, nn.CrossEntropyLoss(), settings)
-    channels = seen.input_shape.channels
-    about = SimpleNamespace(
-        shape=tuple(seen.input_shape), mean=[0.0] * channels, std=[1.0] * channels, modality="vision"
-    )
+    shape = seen.inputs.shape
+    about = SimpleNamespace(shape=shape, mean=[0.0] * shape[0], std=[1.0] * shape[0], modality="vision")
     sent = [{"parameters": list(seen.broadcast.params.values()), "buffers": None, "metadata": about}]
     facts = {"num_data_points": seen.batch_size, "labels": seen.labels, "local_hyperparams": None}
     shared = [{"gradients": list(seen.update.tensors.values()), "buffers": None, "metadata": facts}]

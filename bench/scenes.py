@@ -14,24 +14,25 @@ from pathlib import Path
 import torch
 
 from leaktight.attacks.matching.attack import Matching
+from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Broadcast, ImageShape, Observation, Update, UpdateKind
+from leaktight.core.types import Batch, Broadcast, Observation, Update, UpdateKind
 from leaktight.fl.local import Trainer, local_update
 from leaktight.models import MODELS, build_model
 
-COLOUR = ImageShape(3, 32, 32)
+COLOUR = Images(3, 32, 32)
 
 
 def observation(
-    kind: str, batch: int, shape: ImageShape = COLOUR, local: LocalTraining | None = None, seed: int = 0
+    kind: str, batch: int, shape: Images = COLOUR, local: LocalTraining | None = None, seed: int = 0
 ) -> Observation:
     """The gradient of random images on an untrained network or, given `local`, the change after that training."""
     generator = Rng(seed).public()
     model = build_model(MODELS[kind](), shape, 10, init="default", rng=Rng(seed))
-    images = torch.rand((batch, *shape), generator=generator)
+    images = torch.rand((batch, *shape.shape), generator=generator)
     labels = torch.arange(batch) % 10
     params, buffers = parameters_of(model), buffers_of(model)
     training = local or LocalTraining(batch_size=batch)
@@ -46,7 +47,7 @@ def observation(
         task=Classification(),
         broadcast=Broadcast(params, buffers, 0),
         update=Update(result.update(params, kind_of_update), kind_of_update, batch),
-        input_shape=shape,
+        inputs=shape,
         num_classes=10,
         labels=labels,
         batch_size=batch,

@@ -53,7 +53,7 @@ def grid(side: int = 200) -> Tensor:
 
 def some(title: str, examples: Examples, number: int = 2000) -> Points:
     chosen = examples.take(torch.linspace(0, len(examples) - 1, min(number, len(examples))).long())
-    return Points(title, coordinates(chosen.images).numpy(), chosen.targets.numpy())
+    return Points(title, coordinates(chosen.inputs).numpy(), chosen.targets.numpy())
 
 
 def main() -> None:

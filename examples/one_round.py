@@ -23,7 +23,7 @@ def main() -> None:
     dataset = Digits().load(Path())
     partition = Shards(clients=20, shards_per_client=2).split(dataset, rng=rng.child("partition"))
     model = build_model(
-        MODELS["lenet_zhu"](), dataset.shape, dataset.num_classes, init="default", rng=rng.child("model")
+        MODELS["lenet_zhu"](), dataset.inputs, dataset.num_classes, init="default", rng=rng.child("model")
     )
     federation = assemble(
         dataset,

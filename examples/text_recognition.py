@@ -22,11 +22,10 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config, load_config
 from leaktight.core.files import write_atomically
 from leaktight.core.types import Examples
-from leaktight.data.dataset import Dataset, DatasetSource
+from leaktight.data.dataset import Dataset, DatasetSource, data_root
 from leaktight.data.files import MissingDataError
 from leaktight.data.partition import Partition
-from leaktight.data.sources import data_root
-from leaktight.data.words import Iiit5k, Synth90k
+from leaktight.data.words.collections import Iiit5k, Synth90k
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import FederationState
@@ -82,7 +81,7 @@ def real_words(root: Path, shortest: int, longest: int) -> dict[str, Examples]:
             continue
         # Training and test part alike: no model has seen either.
         words = Examples(
-            torch.cat([data.train.images, data.test.images]), torch.cat([data.train.targets, data.test.targets])
+            torch.cat([data.train.inputs, data.test.inputs]), torch.cat([data.train.targets, data.test.targets])
         )
         lengths = (words.targets >= 0).sum(1)
         found[name] = words.take((lengths >= LEAST).nonzero().flatten())

@@ -73,7 +73,7 @@ def play(
 ) -> Scene:
     """One round of one client, which holds `count` digits, with a LeNet of wide weights."""
     data = digits()
-    plain = build_model(LeNetZhu(activation="sigmoid"), data.shape, data.num_classes, init="wide", rng=replayed(seed))
+    plain = build_model(LeNetZhu(activation="sigmoid"), data.inputs, data.num_classes, init="wide", rng=replayed(seed))
     model = defense.prepare(plain, rng=replayed(seed).child("prepare"))
     held = examples(count, seed)
     aggregator = FedSgd() if kind == "gradient" else FedAvg()
@@ -86,7 +86,7 @@ def play(
         task=data.task,
         broadcast=broadcast,
         update=done.trained.update,
-        input_shape=data.shape,
+        inputs=data.inputs,
         num_classes=data.num_classes,
         labels=truth.examples.targets.sort().values,
         batch_size=count,

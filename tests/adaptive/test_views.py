@@ -48,7 +48,7 @@ from leaktight.models.keylock import KeyLock
 def view_of(scene: Scene) -> View:
     """An update as the attacker who knows the defense matches it."""
     defense = scene.seen.defense
-    assert defense is not None
+    assert isinstance(defense, Defense)
     adaptation = adaptation_to(defense)
     assert adaptation is not None
     _, (shown,) = adaptation.prepare(CsDlg().matching(), [scene.seen])
@@ -268,7 +268,7 @@ def test_the_weight_of_the_prior_in_closed_form() -> None:
     seen = replace(seen, update=replace(seen.update, tensors=unit))
     size = sum(tensor.numel() for tensor in unit.values())
     # |u|^2 = 4 P, |g|^2 = 4 P - P s^2
-    expected = 0.25 * math.prod(digits().shape) / (math.sqrt(4 * (4 - 0.25)) * size * 0.2)
+    expected = 0.25 * digits().inputs.size / (math.sqrt(4 * (4 - 0.25)) * size * 0.2)
     assert prior_weight(seen, 0.5, 0.2) == pytest.approx(expected)
 
 

@@ -8,10 +8,11 @@ import torch
 from tests.seeds import replayed
 from torch import nn
 
+from leaktight.core.inputs import Images
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Broadcast, ImageShape, Observation, Update, UpdateKind
+from leaktight.core.types import Batch, Broadcast, Observation, Update, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.fl.local import Trainer, local_update, plan_batches
 
@@ -56,7 +57,7 @@ def observe(
         task=Classification(),
         broadcast=Broadcast(params, buffers, 0),
         update=Update(result.update(params, kind), kind, len(batch), result.buffers),
-        input_shape=ImageShape(*batch.inputs.shape[1:]),
+        inputs=Images(*batch.inputs.shape[1:]),
         num_classes=num_classes,
         batch_size=len(batch),
         local_training=local,

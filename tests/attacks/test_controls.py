@@ -34,7 +34,7 @@ def digits() -> Dataset:
 
 
 def observation(digits: Dataset, count: int = 3, **changes: Any) -> Observation:
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
+    model = build_model(LeNetZhu(), digits.inputs, 10, rng=replayed(0))
     return replace(observe(model, draw(digits, count, 0), 10, local=changes.pop("local", None)), **changes)
 
 
@@ -45,7 +45,7 @@ def test_they_are_attacks(attack: Attack) -> None:
 
 def test_mean_image_is_grey_without_public_data(digits: Dataset) -> None:
     found = MeanImage().reconstruct([observation(digits)], rng=replayed(0))
-    assert torch.equal(found.guess.inputs, torch.full((3, *digits.shape), 0.5))
+    assert torch.equal(found.guess.inputs, torch.full((3, *digits.inputs.shape), 0.5))
     assert found.guess.targets.shape == (3,)
     assert math.isnan(found.loss)
 
@@ -103,7 +103,7 @@ def test_nearest_prefers_images_of_the_true_class_and_takes_none_twice(digits: D
 
 def test_nearest_goes_by_labels_where_they_are_known_or_inferred(digits: Dataset) -> None:
     public, truth = draw(digits, 80, 7), draw(digits, 6, 0)
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
+    model = build_model(LeNetZhu(), digits.inputs, 10, rng=replayed(0))
     seen = replace(observe(model, truth, 10), public_data=public)
     labels = truth.targets.sort().values
     for attack, known in ((NearestPublicImage(), labels), (NearestPublicImage(labels=Geng()), None)):
@@ -115,14 +115,14 @@ def test_nearest_goes_by_labels_where_they_are_known_or_inferred(digits: Dataset
 
 
 def test_nearest_on_batch_norm_changes_nothing(digits: Dataset) -> None:
-    model = build_model(ResNet20(), digits.shape, 10, rng=replayed(0)).eval()
+    model = build_model(ResNet20(), digits.inputs, 10, rng=replayed(0)).eval()
     seen = replace(observe(model, draw(digits, 2, 0), 10), public_data=draw(digits, 6, 7))
     everything = {**model.state_dict(), **{f"sent.{k}": v for k, v in seen.broadcast.buffers.items()}}
     before, state = digest(cloned(everything)), torch.random.get_rng_state()
     losses: list[float] = []
     attack = NearestPublicImage(candidates=3)
     found = attack.reconstruct([seen], rng=replayed(0), progress=lambda place, loss, image: losses.append(loss))
-    assert found.guess.inputs.shape == (2, *digits.shape)
+    assert found.guess.inputs.shape == (2, *digits.inputs.shape)
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
     assert digest(everything) == before

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from tests.audit.scenes import made_up, panel
+from tests.results.made import made_trial, panel
 
-from leaktight.audit.cells import THRESHOLDS, Cell, best_controls, gather, leaks
+from leaktight.audit.cells import THRESHOLDS, CellTrials, best_controls, gather, leaks
+from leaktight.results.schema import Trial
 
 
-def cell_of(lines: list[dict[str, Any]], defense: str, attack: str = "csdlg") -> Cell:
+def cell_of(lines: list[Trial], defense: str, attack: str = "csdlg") -> CellTrials:
     return next(cell for cell in gather(lines, 0) if (cell.defense, cell.attack) == (defense, attack))
 
 
@@ -26,32 +25,31 @@ def cell_of(lines: list[dict[str, Any]], defense: str, attack: str = "csdlg") ->
 )
 def test_a_trial_leaks_by_either_score(ssim: list[float | None], psnr: list[float | None], leaked: bool) -> None:
     controls = {"ssim": [0.3] * len(ssim), "psnr": [12.0] * len(ssim)}
-    assert leaks(made_up("none", "csdlg", ssim=ssim, psnr=psnr), controls) is leaked
+    assert leaks(made_trial("none", "csdlg", ssim=ssim, psnr=psnr), controls) is leaked
 
 
 @pytest.mark.parametrize("metric", THRESHOLDS)
 def test_a_score_that_hardly_beats_the_control_is_no_leak(metric: str) -> None:
     least, margin = THRESHOLDS[metric]
-    high = {metric: [least + 0.01]}
-    line = made_up("none", "csdlg", **{"ssim": [0.0], "psnr": [0.0]} | high)  # type: ignore[arg-type]
-    assert leaks(line, {metric: [least + 0.01 - margin]})
-    assert not leaks(line, {metric: [least + 0.02 - margin]})
+    trial = made_trial(scores={"ssim": [0.0], "psnr": [0.0]} | {metric: [least + 0.01]})
+    assert leaks(trial, {metric: [least + 0.01 - margin]})
+    assert not leaks(trial, {metric: [least + 0.02 - margin]})
 
 
 def test_controls_are_those_of_the_same_victim_the_best_for_each_example() -> None:
     lines = [
-        made_up("none", "mean_image", 0, ssim=[0.1, 0.5], role="control"),
-        made_up("none", "prior_only", 0, ssim=[0.3, None], role="control"),
-        made_up("none", "mean_image", 1, ssim=[0.9, 0.9], role="control"),
-        made_up("none", "csdlg", 0, ssim=[1.0, 1.0]),
+        made_trial("none", "mean_image", 0, ssim=[0.1, 0.5], role="control"),
+        made_trial("none", "prior_only", 0, ssim=[0.3, None], role="control"),
+        made_trial("none", "mean_image", 1, ssim=[0.9, 0.9], role="control"),
+        made_trial("none", "csdlg", 0, ssim=[1.0, 1.0]),
     ]
     assert best_controls(lines)["none", 0, 0]["ssim"] == [0.3, 0.5]
 
 
 def test_a_cell_is_what_its_lines_say() -> None:
-    lines = [*panel(trials=4), made_up("noise", "csdlg", 4, status="failed", error="no", scores={})]
+    lines = [*panel(trials=4), made_trial("noise", "csdlg", 4, status="failed", error="no", scores={})]
     cell = cell_of(lines, "noise")
-    assert (len(cell.lines), len(cell.done), cell.success_rate) == (5, 4, 0.0)
+    assert (len(cell.trials), len(cell.done), cell.success_rate) == (5, 4, 0.0)
     interval, gain = cell.interval("ssim"), cell.gain("ssim")
     assert interval is not None
     assert interval.mean == pytest.approx(sum(cell.values("ssim").values()) / 4)
@@ -63,6 +61,8 @@ def test_a_cell_is_what_its_lines_say() -> None:
 
 
 def test_a_low_mse_is_the_most_leaking_one() -> None:
-    lines = [made_up("none", "csdlg", n, scores={"mse": [0.1 * (n + 1)], "psnr": [1.0], "ssim": [0.0]}) for n in (0, 1)]
+    lines = [
+        made_trial("none", "csdlg", n, scores={"mse": [0.1 * (n + 1)], "psnr": [1.0], "ssim": [0.0]}) for n in (0, 1)
+    ]
     cell = cell_of(lines, "none")
     assert cell.most_leaking("mse") == "none.csdlg.t000.r000"

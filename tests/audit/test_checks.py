@@ -4,40 +4,38 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.audit.scenes import THREAT, made_up, panel
+from tests.results.made import KNOWING, changed, made_trial, panel
 
 from leaktight.audit.cells import gather
-from leaktight.audit.checks import CHECKS, Evidence, raise_flags
+from leaktight.audit.checks import CHECKS, Check, Evidence, raise_flags
+from leaktight.results.schema import FlagPlace, Trial
 
-Lines = list[dict[str, Any]]
 
-
-def good() -> Lines:
+def good() -> list[Trial]:
     """Nothing to doubt: the attack works, the defense acts, and somebody who knows it was tried too."""
-    knowing = {**THREAT, "knows": [*THREAT["knows"], "defense"]}
-    return [*panel(), *(made_up("noise", "csdlg", n, adaptive=True, threat=knowing, ssim=[0.3]) for n in range(5))]
+    return [*panel(), *(made_trial("noise", "csdlg", n, adaptive=True, threat=KNOWING, ssim=[0.3]) for n in range(5))]
 
 
-def changed(where: tuple[str, str], **changes: Any) -> Lines:
-    return [{**line, **changes} if (line["defense"], line["attack"]) == where else line for line in good()]
+def spoilt(where: tuple[str, str], **changes: Any) -> list[Trial]:
+    return [changed(each, **changes) if (each.defense, each.attack) == where else each for each in good()]
 
 
-BAD: dict[str, tuple[Callable[[], Lines], dict[str, str]]] = {
-    "attack-failed-undefended": (lambda: panel(leaking=0.3), {}),
-    "control-not-beaten": (lambda: panel(leaking=0.2, blind=0.4), {}),
-    "update-unchanged": (lambda: changed(("noise", "csdlg"), update_changed=False), {}),
-    "loss-did-not-fall": (lambda: changed(("none", "csdlg"), loss=0.95), {}),
-    "not-finite": (lambda: changed(("none", "csdlg"), loss=None), {}),
-    "too-few-trials": (lambda: panel(trials=2), {}),
-    "trials-failed": (lambda: changed(("noise", "csdlg"), status="failed", error="out of memory"), {}),
-    "no-control": (lambda: [line for line in good() if line["role"] == "attack"], {}),
-    "no-adaptive-attacker": (panel, {}),
-    "easier-than-training": (good, {"easier": "1 example instead of 60"}),
+BAD: dict[str, tuple[Callable[[], list[Trial]], str | None]] = {
+    "attack-failed-undefended": (lambda: panel(leaking=0.3), None),
+    "control-not-beaten": (lambda: panel(leaking=0.2, blind=0.4), None),
+    "update-unchanged": (lambda: spoilt(("noise", "csdlg"), update_changed=False), None),
+    "loss-did-not-fall": (lambda: spoilt(("none", "csdlg"), loss=0.95), None),
+    "not-finite": (lambda: spoilt(("none", "csdlg"), loss=None), None),
+    "too-few-trials": (lambda: panel(trials=2), None),
+    "trials-failed": (lambda: spoilt(("noise", "csdlg"), status="failed", error="out of memory"), None),
+    "no-control": (lambda: [trial for trial in good() if trial.role == "attack"], None),
+    "no-adaptive-attacker": (panel, None),
+    "easier-than-training": (good, "1 example instead of 60"),
 }
 
 
-def codes(lines: Lines, facts: dict[str, str] | None = None) -> set[str]:
-    return {flag.check.code for flag in raise_flags(Evidence(gather(lines, 0), facts or {}))}
+def codes(trials: list[Trial], easier: str | None = None) -> set[str]:
+    return {each.check.code for each in raise_flags(Evidence(gather(trials, 0), easier))}
 
 
 def test_a_good_evaluation_raises_nothing() -> None:
@@ -45,25 +43,24 @@ def test_a_good_evaluation_raises_nothing() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
-def test_each_check_is_raised_by_its_case(check: Any) -> None:
-    lines, facts = BAD[check.code]
-    assert check.code in codes(lines(), facts)
+def test_each_check_is_raised_by_its_case(check: Check) -> None:
+    trials, easier = BAD[check.code]
+    assert check.code in codes(trials(), easier)
 
 
 def test_a_flag_says_where_why_and_what_to_do() -> None:
-    lines = changed(("noise", "csdlg"), status="failed", error="out of memory")
-    flag = next(
-        flag.plain() for flag in raise_flags(Evidence(gather(lines, 0), {})) if flag.check.code == "trials-failed"
-    )
-    assert flag["cell"] == {"attack": "csdlg", "defense": "noise"}
-    assert "out of memory" in flag["detail"]
-    assert flag["raised_if"]
-    assert flag["advice"]
+    lines = spoilt(("noise", "csdlg"), status="failed", error="out of memory")
+    flags = [each.flag for each in raise_flags(Evidence(gather(lines, 0)))]
+    flag = next(flag for flag in flags if flag.code == "trials-failed")
+    assert flag.cell == FlagPlace(attack="csdlg", defense="noise")
+    assert "out of memory" in flag.detail
+    assert flag.raised_if
+    assert flag.advice
 
 
 @pytest.mark.parametrize(
     ("first", "last", "stuck"), [(1.0, 0.95, True), (1.0, 0.5, False), (1e-12, 1e-12, False), (None, 1.0, False)]
 )
 def test_a_loss_that_began_at_nothing_is_not_stuck(first: float | None, last: float, stuck: bool) -> None:
-    lines = changed(("none", "csdlg"), first_loss=first, loss=last)
+    lines = spoilt(("none", "csdlg"), first_loss=first, loss=last)
     assert ("loss-did-not-fall" in codes(lines)) is stuck

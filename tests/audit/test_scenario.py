@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from leaktight.api.runs import parse_workers
-from leaktight.config.audit import AUDIT_SCENARIO, build_experiment, complete, scenario_facts
+from leaktight.config.audit import build_experiment, complete, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
+from leaktight.config.tables import AUDIT_SCENARIO
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Defense
 

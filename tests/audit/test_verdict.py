@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from tests.audit.scenes import THREAT, made_up, panel
+from tests.results.made import KNOWING, THREAT, changed, made_trial, panel
 
 from leaktight.audit.cells import gather
-from leaktight.audit.verdict import Verdict, verdicts
+from leaktight.audit.verdict import verdicts
+from leaktight.results.schema import Trial, Verdict
 
 
-def judged(lines: list[dict[str, Any]]) -> dict[str, Verdict]:
+def judged(lines: list[Trial]) -> dict[str, Verdict]:
     return {verdict.defense: verdict for verdict in verdicts(gather(lines, 0))}
 
 
@@ -38,7 +37,7 @@ def test_too_few_trials_prove_no_safety(trials: int, verdict: str) -> None:
 
 
 def test_partly_is_some_victims_or_a_clear_gain_over_the_controls() -> None:
-    some = [*panel(trials=4), made_up("noise", "csdlg", 4, ssim=[0.9])]
+    some = [*panel(trials=4), made_trial("noise", "csdlg", 4, ssim=[0.9])]
     assert judged(some)["noise"].verdict == "partly"
     assert "1 of 5" in judged(some)["noise"].because
     closer = judged(panel(defended=0.5))
@@ -47,19 +46,19 @@ def test_partly_is_some_victims_or_a_clear_gain_over_the_controls() -> None:
 
 
 def test_labels_that_were_read_are_a_partial_leak() -> None:
-    blind = {**THREAT, "knows": ["batch_size"]}
-    lines = [{**line, "threat": blind, "label_accuracy": 1.0} for line in panel()]
+    blind = changed(THREAT, knows=("batch_size",))
+    lines = [changed(trial, threat=blind, label_accuracy=1.0) for trial in panel()]
     assert judged(lines)["noise"].verdict == "partly"
     assert "labels" in judged(lines)["noise"].because
-    assert judged([{**line, "label_accuracy": 1.0} for line in panel()])["noise"].verdict == "not-found"
+    assert judged([changed(trial, label_accuracy=1.0) for trial in panel()])["noise"].verdict == "not-found"
 
 
 def test_failed_trials_are_no_safety() -> None:
     lines = [
-        {**line, "status": "failed", "error": "the attack needs 'labels'", "scores": {}}
-        if (line["defense"], line["attack"]) == ("noise", "csdlg")
-        else line
-        for line in panel()
+        changed(trial, status="failed", error="the attack needs 'labels'", scores={})
+        if (trial.defense, trial.attack) == ("noise", "csdlg")
+        else trial
+        for trial in panel()
     ]
     found = judged(lines)["noise"]
     assert found.verdict == "cannot-conclude"
@@ -67,8 +66,7 @@ def test_failed_trials_are_no_safety() -> None:
 
 
 def test_an_attacker_who_knows_the_defense_has_a_verdict_of_its_own() -> None:
-    knowing = {**THREAT, "knows": [*THREAT["knows"], "defense"]}
-    more = [made_up("noise", "csdlg", n, ssim=[0.9], adaptive=True, threat=knowing) for n in range(5)]
+    more = [made_trial("noise", "csdlg", n, ssim=[0.9], adaptive=True, threat=KNOWING) for n in range(5)]
     found = verdicts(gather([*panel(), *more], 0))
-    by_threat = {tuple(each.threat["knows"]): each.verdict for each in found if each.defense == "noise"}
-    assert by_threat == {("batch_size", "labels"): "not-found", ("batch_size", "labels", "defense"): "leaks"}
+    by_threat = {each.threat: each.verdict for each in found if each.defense == "noise"}
+    assert by_threat == {THREAT: "not-found", KNOWING: "leaks"}

@@ -162,7 +162,7 @@ def test_another_kind_starts_from_its_own_defaults() -> None:
         ("[local]\nschedule = 'cosin'", r"\[local.schedule\] unknown kind 'cosin'; did you mean 'cosine'\?"),
         ("[model]\nkind = 'mlp'\nmode = 'training'", r"model.mode: .*got 'training'"),
         ("[threat]\nknows = ['label']", r"threat.knows: .*got \['label'\]"),
-        ("[partition]\nclients = 0", r"\[partition\] expected clients of at least 1, got 0"),
+        ("[partition]\nclients = 0", r"\[partition\] expected clients >= 1, got 0"),
         ("[data]\nkind = 'arrays'", r"\[data\] needs path"),
         ("[federation]\naggregater = 'fedavg'", r"unknown key 'aggregater'; did you mean 'aggregator'\?"),
         ("data = 3", r"expected a table \[data\], got 3"),

@@ -235,7 +235,7 @@ def test_inputs_are_not_changed(kind: str) -> None:
     first = client.train_round(request(client), None)
     before = (
         pack(first.state.stored()),
-        digest({"images": client.train.images}),
+        digest({"images": client.train.inputs}),
         digest(parameters_of(client.trainer.model)),
     )
     asked = request(client, 1)
@@ -243,7 +243,7 @@ def test_inputs_are_not_changed(kind: str) -> None:
     client.train_round(asked, first.state)
     after = (
         pack(first.state.stored()),
-        digest({"images": client.train.images}),
+        digest({"images": client.train.inputs}),
         digest(parameters_of(client.trainer.model)),
     )
     assert after == before
@@ -353,7 +353,7 @@ def test_a_federation_runs_with_it(kind: str, digits: Dataset) -> None:
     federation = assemble(
         digits,
         Iid(clients=3).split(digits, rng=replayed(0)),
-        build_model(MODELS["lenet_zhu"](), digits.shape, digits.num_classes, init="default", rng=replayed(0)),
+        build_model(MODELS["lenet_zhu"](), digits.inputs, digits.num_classes, init="default", rng=replayed(0)),
         local=LocalTraining(samples=8, batch_size=4, learning_rate=0.05),
         aggregator=FedAvg(scheme="I"),
         plan=FederationPlan(rounds=2),

@@ -6,7 +6,6 @@ import math
 import struct
 from collections.abc import Callable
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from scipy import stats
 from torch import Tensor
 
-from leaktight.core.secret import GRID_BITS, Dtype, Numbers, SecretStream, grid_spacing, released
+from leaktight.core.secret import GRID_BITS, Dtype, Numbers, SecretStream, Words, grid_spacing, released
 
 KEY = bytes(range(32))
 MANY = 1_000_000
@@ -38,7 +37,7 @@ class Fixed(SecretStream):
         super().__init__(KEY)
         self.word = word
 
-    def _words(self, count: int, word: np.dtype[Any]) -> Numbers:
+    def _words(self, count: int, word: np.dtype[np.signedinteger]) -> Words:
         return np.full(count, self.word, word)
 
 

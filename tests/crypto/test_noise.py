@@ -14,7 +14,7 @@ from scipy import stats
 from tests.crypto.noise import chance, recovered
 from tests.seeds import replayed
 
-from leaktight.crypto.cipher import Cipher, CipherError, CiphertextError, Keys, QuantiserOverflowError, Values
+from leaktight.crypto.cipher import Cipher, CipherError, CiphertextError, Keys, Noise, QuantiserOverflowError, Values
 from leaktight.crypto.ckks import Ckks
 from leaktight.crypto.packing import Slots
 from leaktight.crypto.paillier import Paillier
@@ -35,7 +35,7 @@ def with_room(cipher: Cipher, spread: float) -> Cipher:
     return replace(cipher, noise_bound=12 * spread * cipher.bound)
 
 
-def noised(cipher: Cipher, noise: Values) -> tuple[Values, Values]:
+def noised(cipher: Cipher, noise: Noise) -> tuple[Values, Values]:
     """The mean of three vectors as it is, and as it comes back from encryption with the noise."""
     keys = keys_of(cipher)
     values = [replayed(seed).public_numpy().uniform(-cipher.bound, cipher.bound, len(noise)) for seed in range(3)]
@@ -44,7 +44,7 @@ def noised(cipher: Cipher, noise: Values) -> tuple[Values, Values]:
     return np.average(values, axis=0, weights=WEIGHTS), seen
 
 
-def drawn(std: float, count: int = COUNT) -> Values:
+def drawn(std: float, count: int = COUNT) -> Noise:
     return std * replayed(5).secret().normal(count)
 
 

@@ -24,7 +24,7 @@ def test_arrays_are_split_by_class(tmp_path: Path) -> None:
     save(tmp_path / "mine.npz", images=pixels(20, 8, 8, 3), labels=np.repeat([0, 1], 10))
     data = Arrays(path="mine.npz").load(tmp_path)
     assert data.name == "mine"
-    assert data.shape == (3, 8, 8)
+    assert data.inputs.shape == (3, 8, 8)
     assert data.class_names == ("0", "1")
     assert data.test.targets.tolist() == [0, 0, 1, 1]
     assert data.groups is None
@@ -52,7 +52,7 @@ def test_arrays_with_every_key(tmp_path: Path) -> None:
         size=4,
         channels=3,
     ).load(Path("elsewhere"))
-    assert data.shape == (3, 4, 4)
+    assert data.inputs.shape == (3, 4, 4)
     assert data.train.targets.tolist() == [0, 1, 0, 1]
     assert data.test.targets.tolist() == [1, 1]
     assert data.class_names == ("left", "right")
@@ -67,9 +67,9 @@ def test_groups_follow_their_examples(tmp_path: Path) -> None:
     save(tmp_path / "mine.npz", images=images, labels=np.repeat([0, 1], 30), client=groups)
     data = Arrays(path="mine.npz", group_key="client").load(tmp_path)
     assert data.groups is not None
-    assert data.groups.tolist() == data.train.images[:, 0, 0, 0].tolist()
+    assert data.groups.tolist() == data.train.inputs[:, 0, 0, 0].tolist()
     # Every writer gives the same share of each class to the test part.
-    assert sorted(data.test.images[:, 0, 0, 0].tolist()) == [0] * 4 + [1] * 4 + [2] * 4
+    assert sorted(data.test.inputs[:, 0, 0, 0].tolist()) == [0] * 4 + [1] * 4 + [2] * 4
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_femnist_digits(tmp_path: Path) -> None:
         client=np.repeat([0, 5], 20).astype(np.uint8),
     )
     data = FemnistDigits(size=32).load(tmp_path)
-    assert data.shape == (1, 32, 32)
+    assert data.inputs.shape == (1, 32, 32)
     assert data.group_names == ("writer 0", "writer 5")
     assert data.groups is not None
     assert len(data.groups) == len(data.train)
@@ -132,9 +132,9 @@ def test_femnist_digits(tmp_path: Path) -> None:
 def test_orl_faces(tmp_path: Path) -> None:
     save(tmp_path / "orl_faces" / "o.npz", images=pixels(80, 112, 92), subject=np.repeat(np.arange(1, 41), 2))
     data = OrlFaces().load(tmp_path)
-    assert data.shape == (1, 64, 64)
+    assert data.inputs.shape == (1, 64, 64)
     assert data.num_classes == 40
-    assert OrlFaces(size=None).load(tmp_path).shape == (1, 112, 92)
+    assert OrlFaces(size=None).load(tmp_path).inputs.shape == (1, 112, 92)
 
 
 @pytest.mark.parametrize("source", [FemnistDigits(), OrlFaces()])

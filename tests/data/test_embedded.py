@@ -28,37 +28,37 @@ def photograph(name: str) -> Image.Image:
 
 def test_digits() -> None:
     data = Digits().load(NOWHERE)
-    assert data.shape == (1, 32, 32)
+    assert data.inputs.shape == (1, 32, 32)
     assert (len(data.train), len(data.test)) == (1438, 359)
     assert data.class_names == tuple("0123456789")
     counts = torch.bincount(data.test.targets, minlength=10)
     assert counts.min() >= 34
-    assert data.train.images.min() == 0
-    assert data.train.images.max() == 255
+    assert data.train.inputs.min() == 0
+    assert data.train.inputs.max() == 255
 
 
 def test_digits_scaled_up_look_like_the_originals() -> None:
     large, small = Digits().load(NOWHERE).train, Digits(size=8).load(NOWHERE).train
     assert torch.equal(large.targets, small.targets)
-    means = torch.nn.functional.avg_pool2d(large.images.float(), 4).flatten()
-    assert torch.corrcoef(torch.stack([means, small.images.flatten().float()]))[0, 1] > 0.98
+    means = torch.nn.functional.avg_pool2d(large.inputs.float(), 4).flatten()
+    assert torch.corrcoef(torch.stack([means, small.inputs.flatten().float()]))[0, 1] > 0.98
 
 
 def test_digits_are_the_same_every_time() -> None:
     first, again, other = (Digits(split_seed=seed).load(NOWHERE) for seed in (0, 0, 1))
-    assert torch.equal(first.train.images, again.train.images)
+    assert torch.equal(first.train.inputs, again.train.inputs)
     assert not torch.equal(first.test.targets, other.test.targets)
 
 
 def test_no_digit_is_in_both_parts() -> None:
     data = Digits(size=8).load(NOWHERE)
-    train = {image.numpy().tobytes() for image in data.train.images}
-    assert not any(image.numpy().tobytes() in train for image in data.test.images)
+    train = {image.numpy().tobytes() for image in data.train.inputs}
+    assert not any(image.numpy().tobytes() in train for image in data.test.inputs)
 
 
 def test_faces() -> None:
     data = Faces().load(NOWHERE)
-    assert data.shape == (1, 32, 32)
+    assert data.inputs.shape == (1, 32, 32)
     assert (len(data.train), len(data.test)) == (160, 40)
     assert data.class_names == ("face", "other")
     assert data.test.targets.sum() == 20
@@ -96,7 +96,7 @@ def test_the_crops_loaded_are_those_recorded(photos: Dataset) -> None:
         image = photograph(name)
         train, test = Photos().windows(image, label)
         for part, listed in ((photos.train, train), (photos.test, test)):
-            stored = part.images[part.targets == label]
+            stored = part.inputs[part.targets == label]
             window = listed[7]
             box = (window.left, window.top, window.left + window.side, window.top + window.side)
             mean = torch.tensor(image.crop(box).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)))
@@ -104,7 +104,7 @@ def test_the_crops_loaded_are_those_recorded(photos: Dataset) -> None:
 
 
 def test_photos(photos: Dataset) -> None:
-    assert photos.shape == (3, 32, 32)
+    assert photos.inputs.shape == (3, 32, 32)
     assert photos.num_classes == 10
     assert torch.bincount(photos.train.targets).tolist() == [200] * 10
     assert torch.bincount(photos.test.targets).tolist() == [40] * 10
@@ -116,15 +116,15 @@ def contrast(images: Tensor) -> Tensor:
 
 def test_no_crop_is_nearly_constant(photos: Dataset) -> None:
     # Scaling down smooths, so a little less than the 0.05 before scaling.
-    assert contrast(photos.train.images).min() > 0.02
-    assert contrast(photos.test.images).min() > 0.02
+    assert contrast(photos.train.inputs).min() > 0.02
+    assert contrast(photos.test.inputs).min() > 0.02
     flat = Photos(min_contrast=0.0).load(NOWHERE)
-    assert contrast(flat.train.images).min() < 0.02
+    assert contrast(flat.train.inputs).min() < 0.02
 
 
 def test_photos_are_the_same_every_time(photos: Dataset) -> None:
-    assert torch.equal(Photos().load(NOWHERE).train.images, photos.train.images)
-    assert not torch.equal(Photos(split_seed=1).load(NOWHERE).train.images, photos.train.images)
+    assert torch.equal(Photos().load(NOWHERE).train.inputs, photos.train.inputs)
+    assert not torch.equal(Photos(split_seed=1).load(NOWHERE).train.inputs, photos.train.inputs)
 
 
 def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_damaged_members_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", b"something to damage")
     path.write_bytes(path.read_bytes().replace(b"something", b"anything!"))
-    with open_tree(path) as tree, pytest.raises(DataError, match=r"a\.zip/a\.txt: expected a sound member"):
+    with open_tree(path) as tree, pytest.raises(DataError, match=r"a\.zip/a\.txt: expected an undamaged member"):
         tree.read("a.txt")
 
 

@@ -32,11 +32,11 @@ def test_class_folders_are_split(tmp_path: Path, packed: bool, before: str) -> N
     folder = write(tmp_path / "mine", classes("dog", "cat", before=before), packed=packed)
     data = ImageFolder(path=str(folder / "pack.zip" if packed else folder), size=4).load(tmp_path)
     assert data.class_names == ("cat", "dog")
-    assert data.shape == (3, 4, 4)
+    assert data.inputs.shape == (3, 4, 4)
     assert (len(data.train), len(data.test)) == (8, 2)
     assert data.test.targets.tolist() == [0, 1]
     # The red channel tells which picture it is: dog was written first.
-    shades = data.train.images[:, 0, 0, 0]
+    shades = data.train.inputs[:, 0, 0, 0]
     assert bool(((shades < 10) == (data.train.targets == 1)).all())
 
 
@@ -59,9 +59,9 @@ def test_grey_among_colour_and_other_files(tmp_path: Path) -> None:
     files = classes("a", "b") | {"a/grey.png": picture(99, mode="L"), "a/notes.txt": b"hello", "README": b""}
     write(tmp_path / "mine", files)
     data = ImageFolder(path="mine").load(tmp_path)
-    assert data.shape == (3, 64, 64)
+    assert data.inputs.shape == (3, 64, 64)
     assert len(data.train) + len(data.test) == 11
-    assert ImageFolder(path="mine", channels=1).load(tmp_path).shape == (1, 64, 64)
+    assert ImageFolder(path="mine", channels=1).load(tmp_path).inputs.shape == (1, 64, 64)
 
 
 def test_limits(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_tiny_imagenet(tmp_path: Path, packed: bool) -> None:
     data = TinyImagenet().load(tmp_path)
     assert data.class_names == ("n01", "n02")
     assert (len(data.train), data.test.targets.tolist()) == (10, [0, 1, 1])
-    assert data.shape == (3, 64, 64)
+    assert data.inputs.shape == (3, 64, 64)
 
 
 def test_tiny_imagenet_without_validation_images_is_split(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from tests.seeds import replayed
 
+from leaktight.core.tasks import WordRecognition
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.holdings import class_counts, label_skew, plot_summary, text_summary
@@ -22,7 +23,15 @@ def make_dataset(num_classes: int, per_class: int) -> Dataset:
 
 def words_dataset() -> Dataset:
     examples = Examples(torch.zeros(12, 1, 1, 1, dtype=torch.uint8), torch.zeros(12, 3, dtype=torch.long))
-    return Dataset("words", examples, examples, ("a",), groups=torch.arange(12) % 2, group_names=("svt", "iiit5k"))
+    return Dataset(
+        "words",
+        examples,
+        examples,
+        ("a",),
+        WordRecognition(),
+        groups=torch.arange(12) % 2,
+        group_names=("svt", "iiit5k"),
+    )
 
 
 def test_counts_are_those_of_the_labels() -> None:

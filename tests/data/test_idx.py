@@ -35,16 +35,16 @@ def test_mnist_in_every_place(tmp_path: Path, folder: str, packed: bool) -> None
     write_part(tmp_path / folder, "t10k", [1], packed=packed)
     data = Mnist().load(tmp_path)
     assert data.name == "mnist"
-    assert data.shape == (1, 28, 28)
+    assert data.inputs.shape == (1, 28, 28)
     assert data.train.targets.tolist() == [3, 9, 0]
     assert data.test.targets.tolist() == [1]
-    assert torch.equal(data.train.images[:, 0], torch.from_numpy(images.astype(np.uint8)))
+    assert torch.equal(data.train.inputs[:, 0], torch.from_numpy(images.astype(np.uint8)))
 
 
 def test_size(tmp_path: Path) -> None:
     write_part(tmp_path / "mnist", "train", [3, 9])
     write_part(tmp_path / "mnist", "t10k", [1])
-    assert Mnist(size=32).load(tmp_path).shape == (1, 32, 32)
+    assert Mnist(size=32).load(tmp_path).inputs.shape == (1, 32, 32)
 
 
 def test_one_part_alone(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_emnist_is_turned_upright(tmp_path: Path) -> None:
     stored = write_part(tmp_path / "emnist", "emnist-balanced-train", [46, 10])
     write_part(tmp_path / "emnist", "emnist-balanced-test", [0])
     data = Emnist().load(tmp_path)
-    assert torch.equal(data.train.images[0, 0], torch.from_numpy(stored[0].T.astype(np.uint8)))
+    assert torch.equal(data.train.inputs[0, 0], torch.from_numpy(stored[0].T.astype(np.uint8)))
     assert data.num_classes == 47
     assert data.class_names[10] == "A"
 
@@ -110,7 +110,7 @@ GOOD = idx(np.arange(12).reshape(3, 2, 2))
         (GOOD[:-1], r"expected 12 bytes of data for sizes \(3, 2, 2\), got only 11"),
         (GOOD + b"x", "expected 12 bytes of data .* got more"),
         (GOOD[:9], "expected 3 sizes after the magic"),
-        (b"", r"magic 00000803\), got magic of an empty file"),
+        (b"", r"magic 00000803\), got magic nothing"),
         (b"\x00\x00\x08\x01" + GOOD[4:], "got magic 00000801"),
         (b"\x00\x00\x0d\x03" + GOOD[4:], "got magic 00000d03"),
         (gzip.compress(GOOD, mtime=0), "got magic 1f8b"),
@@ -143,5 +143,5 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
     }[damage]
     path = tmp_path / "images.gz"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"images\.gz: expected a sound file, got .*; fetch it again"):
+    with pytest.raises(DataError, match=r"images\.gz: expected an undamaged file, got .*; fetch it again"):
         read_idx(path, 3)

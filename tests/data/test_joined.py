@@ -9,9 +9,9 @@ import torch
 from leaktight.core.errors import DataError
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.types import Examples
-from leaktight.data.alphabet import ALPHABET, decode_words, encode_words
 from leaktight.data.dataset import Dataset
 from leaktight.data.joined import Joined
+from leaktight.data.words.images import ALPHABET, decode_words, encode_words
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def test_harmonised_images() -> None:
     with pytest.raises(DataError, match=r"expected images of one shape, got .*; set size and channels"):
         Joined(parts=parts).load(Path())
     data = Joined(parts=parts, size=10, channels=3).load(Path())
-    assert data.shape == (3, 10, 10)
-    assert data.train.images.eq(9).all()
+    assert data.inputs.shape == (3, 10, 10)
+    assert data.train.inputs.eq(9).all()
 
 
 def test_different_label_spaces() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.seeds import replayed
 
 from leaktight.core.errors import UsageError
+from leaktight.core.tasks import WordRecognition
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import (
@@ -42,7 +43,7 @@ def make_dataset(labels: Sequence[int], *, groups: Sequence[int] | None = None, 
 
 def words_dataset() -> Dataset:
     examples = Examples(torch.zeros(12, 1, 1, 1, dtype=torch.uint8), torch.zeros(12, 3, dtype=torch.long))
-    return Dataset("words", examples, examples, ("a",))
+    return Dataset("words", examples, examples, ("a",), WordRecognition())
 
 
 def owned(holding: Holding) -> list[int]:

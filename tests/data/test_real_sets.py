@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leaktight.core.errors import DataError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.data.arrays import FemnistDigits, OrlFaces
 from leaktight.data.cifar import Cifar10, Cifar100
 from leaktight.data.dataset import DatasetSource
@@ -16,7 +16,8 @@ from leaktight.data.embedded import Digits
 from leaktight.data.folders import Imagenet, Lfw, TinyImagenet
 from leaktight.data.idx import FashionMnist, Mnist
 from leaktight.data.joined import Joined
-from leaktight.data.words import Iiit5k, Synth90k, decode_words
+from leaktight.data.words.collections import Iiit5k, Synth90k
+from leaktight.data.words.images import decode_words
 
 SETS: list[tuple[str, DatasetSource, tuple[int, int], tuple[int, int, int], int]] = [
     ("mnist", Mnist(), (60000, 10000), (1, 28, 28), 10),
@@ -46,9 +47,9 @@ def test_real_set(
     data = source.load(real_data)
     assert name.startswith(data.name)
     assert (len(data.train), len(data.test)) == counts
-    assert data.shape == ImageShape(*shape)
+    assert data.inputs == Images(*shape)
     assert data.num_classes == num_classes
-    assert data.train.images.float().std() > 20
+    assert data.train.inputs.float().std() > 20
 
 
 def test_known_first_labels(real_data: Path) -> None:
@@ -77,5 +78,5 @@ def test_writers_are_natural_clients(real_data: Path) -> None:
 
 def test_joined_digits(real_data: Path) -> None:
     data = Joined(parts=(FemnistDigits(), Digits()), size=16, channels=3).load(real_data)
-    assert data.shape == (3, 16, 16)
+    assert data.inputs.shape == (3, 16, 16)
     assert data.group_names == ("femnist_digits", "digits")

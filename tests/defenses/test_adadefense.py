@@ -186,7 +186,7 @@ def test_batch_statistics_are_sent_as_they_are() -> None:
 def digits_federation(defense: AdaDefense) -> Federation:
     dataset = Digits().load(Path())
     with global_seed(replayed(0)):
-        side = dataset.shape.channels * dataset.shape.height * dataset.shape.width
+        side = dataset.inputs.size
         model = nn.Sequential(nn.Flatten(), nn.Linear(side, dataset.num_classes))
     return assemble(
         dataset,

@@ -30,8 +30,8 @@ from leaktight.engines.training import train
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import assemble
 from leaktight.fl.plan import FederationPlan
-from leaktight.fl.run_folder import open_run
 from leaktight.fl.state import ClientState
+from leaktight.results.folder import open_run
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
@@ -187,7 +187,7 @@ def test_a_run_reports_the_largest_budget_of_any_client_at_its_end(tmp_path: Pat
     with open_run(tmp_path / "run", "", resume=False) as folder:
         summary = train(federation, folder, defense_kind="dp_sgd", workers=1)
         stored = json.loads(folder.summary.read_text())
-    per_round = [row["client"]["epsilon"] for row in summary["rounds"]]
+    per_round = [row.client["epsilon"] for row in summary.rounds]
     assert per_round == sorted(per_round)
     assert per_round[0] < per_round[-1]
     assert stored["defense"]["epsilon"] == per_round[-1]

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import ClientFacts, Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Broadcast, Examples, ImageShape, State, Update
+from leaktight.core.types import Batch, Broadcast, Examples, State, Update
 from leaktight.data.embedded import Digits
 from leaktight.data.partition import Iid
-from leaktight.defenses.fedkl import FedKl, Holding, score_keys
+from leaktight.defenses.fedkl import FedKl, LockContent, score_keys
 from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
@@ -38,7 +39,7 @@ from leaktight.models.keylock import KeyLock
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu, Mlp
 
-SHAPE = ImageShape(1, 12, 12)
+SHAPE = Images(1, 12, 12)
 FACTS = ClientFacts("a", 24, 3)
 LENET = LeNetZhu(activation="relu")
 BOTH = pytest.mark.parametrize("source", [LENET, ResNet20()], ids=["lenet_zhu", "resnet20"])
@@ -51,7 +52,7 @@ def prepared(source: ModelSource, defense: Defense) -> nn.Module:
 
 def examples() -> Examples:
     generator = replayed(2).public()
-    images = torch.randint(256, (24, *SHAPE), generator=generator, dtype=torch.uint8)
+    images = torch.randint(256, (24, *SHAPE.shape), generator=generator, dtype=torch.uint8)
     return Examples(images, torch.randint(3, (24,), generator=generator))
 
 
@@ -258,7 +259,7 @@ def digits(defense: Defense, rounds: int, evaluate_every: int = 1) -> Federation
     return assemble(
         dataset,
         Iid(clients=3, validation=0.1).split(dataset, rng=replayed(0)),
-        build_model(LENET, dataset.shape, dataset.num_classes, rng=replayed(1)),
+        build_model(LENET, dataset.inputs, dataset.num_classes, rng=replayed(1)),
         local=LocalTraining(batch_size=16, learning_rate=0.002, momentum=0.9),
         aggregator=FedAvg(),
         plan=FederationPlan(rounds=rounds, evaluate_every=evaluate_every),
@@ -277,8 +278,8 @@ def test_the_own_lock_opens_the_model_and_no_other_does() -> None:
         name: score_keys(federation.client(name), broadcast, final.clients, rng=replayed(5).child(name))
         for name in federation.shares
     }
-    holdings: tuple[Holding, ...] = ("own", "random", "random_key", "zero")
-    own, random, random_key, zero = ([each[holding].accuracy for each in scores.values()] for holding in holdings)
+    contents: tuple[LockContent, ...] = ("own", "random", "random_key", "zero")
+    own, random, random_key, zero = ([each[content].accuracy for each in scores.values()] for content in contents)
     assert min(own) > 0.8
     assert max(random) < 0.35
     assert min(random_key) > 0.6

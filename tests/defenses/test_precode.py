@@ -12,12 +12,13 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import ClientFacts, Defense
 from leaktight.core.rng import global_seed
 from leaktight.core.tasks import Classification, Penalised, WordRecognition, example_losses
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Broadcast, Examples, ImageShape
+from leaktight.core.types import Broadcast, Examples
 from leaktight.data.embedded import Digits
 from leaktight.data.partition import Iid
 from leaktight.defenses.precode import Precode
@@ -35,7 +36,7 @@ from leaktight.models.crnn import Crnn
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import Cnn6, FeedForward, LeNetZhu, LogisticRegression, Mlp
 
-SHAPE = ImageShape(1, 12, 12)
+SHAPE = Images(1, 12, 12)
 FACTS = ClientFacts("a", 24, 3)
 SMALL = Precode(latent_size=5, penalty_weight=0.1)
 LENET = LeNetZhu(activation="relu")
@@ -47,7 +48,7 @@ def prepared(source: ModelSource = LENET, defense: Defense = SMALL) -> nn.Module
 
 def examples() -> Examples:
     generator = replayed(2).public()
-    images = torch.randint(256, (24, *SHAPE), generator=generator, dtype=torch.uint8)
+    images = torch.randint(256, (24, *SHAPE.shape), generator=generator, dtype=torch.uint8)
     return Examples(images, torch.randint(3, (24,), generator=generator))
 
 
@@ -134,16 +135,16 @@ def test_the_last_layer_is_found_behind_the_bottleneck() -> None:
         (ResNet20(), SHAPE, 3),
         (Mlp(hidden=(8,)), SHAPE, 3),
         (LogisticRegression(), SHAPE, 3),
-        (Cnn6(), ImageShape(3, 32, 32), 2),
-        (Crnn(units=8), ImageShape(3, 32, 100), 36),
+        (Cnn6(), Images(3, 32, 32), 2),
+        (Crnn(units=8), Images(3, 32, 100), 36),
     ],
     ids=["lenet_zhu", "resnet20", "mlp", "logistic_regression", "cnn6", "crnn"],
 )
-def test_it_fits_networks_of_every_kind(source: ModelSource, shape: ImageShape, classes: int) -> None:
+def test_it_fits_networks_of_every_kind(source: ModelSource, shape: Images, classes: int) -> None:
     """Also where something follows the last linear layer, or where it reads one column after the other."""
     model = SMALL.prepare(build_model(source, shape, classes, rng=replayed(0)), rng=replayed(1))
-    check_fits(model, shape, classes, WordRecognition() if isinstance(source, Crnn) else None)
-    penalty = model(torch.rand(2, *shape, generator=replayed(2).public())).penalty
+    check_fits(model, shape, classes, WordRecognition() if isinstance(source, Crnn) else Classification())
+    penalty = model(torch.rand(2, *shape.shape, generator=replayed(2).public())).penalty
     assert penalty.shape == (2,)
     assert bool((penalty > 0).all())
 
@@ -192,7 +193,7 @@ def test_what_it_cannot_wrap_is_a_named_error() -> None:
 
 def test_a_federation_learns_through_it_and_scores_the_same_every_time() -> None:
     dataset = Digits().load(Path())
-    plain = build_model(Mlp(hidden=(64,)), dataset.shape, dataset.num_classes, rng=replayed(1))
+    plain = build_model(Mlp(hidden=(64,)), dataset.inputs, dataset.num_classes, rng=replayed(1))
     before = digest(plain.state_dict())
     federation = assemble(
         dataset,

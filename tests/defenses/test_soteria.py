@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import leaktight.defenses.soteria as soteria
 from leaktight.core.errors import LeaktightError, ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import ClientFacts, Step
 from leaktight.core.rng import global_seed
-from leaktight.core.types import Batch, ImageShape
+from leaktight.core.types import Batch
 from leaktight.defenses.soteria import Soteria, feature_scores
 from leaktight.models import MODELS, build_model
 
@@ -104,10 +105,10 @@ def test_batch_norm_in_training_is_used_and_left_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["lenet_zhu", "resnet20", "logistic_regression"])
 def test_models_of_the_catalogue_that_end_in_a_linear_layer(kind: str) -> None:
-    shape = ImageShape(1, 8, 8) if kind == "logistic_regression" else ImageShape(3, 32, 32)
+    shape = Images(1, 8, 8) if kind == "logistic_regression" else Images(3, 32, 32)
     model = build_model(MODELS[kind](), shape, 3, init="default", rng=replayed(0))
     generator = replayed(1).public()
-    examples = Batch(torch.rand(2, *shape, generator=generator), torch.randint(3, (2,), generator=generator))
+    examples = Batch(torch.rand(2, *shape.shape, generator=generator), torch.randint(3, (2,), generator=generator))
     outcome = defended(Soteria(prune_share=0.5), step_of(model, examples))
     assert outcome.figures["fraction_zeroed"] == pytest.approx(0.5, abs=0.02)
 

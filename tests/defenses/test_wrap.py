@@ -98,7 +98,7 @@ def test_the_update_is_the_clients_to_the_bit(
     defense: Defense, examples: Examples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Client, "brings", "the same")  # a loop of one's own has no hash of the data
-    monkeypatch.setattr(Defended, "_brings", "the same")
+    monkeypatch.setattr(Defended, "_round_identity", "the same")
     if isinstance(defense, DpSgd):
         pytest.importorskip("opacus")
     client, state = make_client(defense, examples), None
@@ -211,11 +211,14 @@ def test_nothing_comes_out_of_a_round_that_is_not_finite(examples: Examples) -> 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda defended, batch: defended.protect(*batch), "expected a round under way"),
-        (lambda defended, batch: defended.finish_round(), "expected a round under way"),
+        (lambda defended, batch: defended.protect(*batch), "expected a round in progress"),
+        (lambda defended, batch: defended.finish_round(), "expected a round in progress"),
         (lambda defended, batch: (defended.start_round(0.1, 1), defended.finish_round()), "expected 1 protected steps"),
-        (lambda defended, batch: (defended.start_round(0.1, 1), defended.state_dict()), "expected no round under way"),
-        (lambda defended, batch: (defended.start_round(0.1, 1), defended.receive({})), "expected no round under way"),
+        (
+            lambda defended, batch: (defended.start_round(0.1, 1), defended.state_dict()),
+            "no round in progress",
+        ),
+        (lambda defended, batch: (defended.start_round(0.1, 1), defended.receive({})), "no round in progress"),
         (lambda defended, batch: defended.start_round(0.1, 0), "expected steps >= 1, got 0"),
         (
             lambda defended, batch: defended.receive({"head": torch.ones(1)}),
@@ -236,7 +239,7 @@ def test_more_steps_than_planned_are_refused(examples: Examples) -> None:
     batch = examples.batch()
     defended.start_round(0.1, 1)
     defended.protect(batch.inputs, batch.targets)
-    with pytest.raises(UsageError, match=r"expected 1 steps in the round, as start_round\(\) was told, got more"):
+    with pytest.raises(UsageError, match=r"expected 1 steps in the round, as given to start_round\(\), got more"):
         defended.protect(batch.inputs, batch.targets)
 
 

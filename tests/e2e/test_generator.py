@@ -45,7 +45,7 @@ def test_a_generator_is_trained_on_public_images_and_used(tmp_path: Path) -> Non
     config = load_config(None, [f'attack.generator={{kind="dcgan", path="{file}"}}'], attacks=["ggl"])
     (attack,) = config.attacks
     assert isinstance(attack, Ggl)
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=replayed(0))
+    model = build_model(MODELS["lenet_zhu"](), data.inputs, data.num_classes, rng=replayed(0))
     seen = observe(model, draw(data, 1, seed=1), data.num_classes)
     found = Ggl(generator=attack.generator, iterations=2, population=4).reconstruct([seen], rng=replayed(0))
     assert found.guess.inputs.shape == (1, 1, 8, 8)

@@ -74,7 +74,7 @@ def test_a_users_own_model_is_found_in_the_current_folder(tmp_path: Path) -> Non
         "    def forward(self, x):\n"
         "        return self.layer(x.flatten(1))\n"
         "def build(shape, num_classes):\n"
-        "    return Net(shape.channels * shape.height * shape.width, num_classes)\n"
+        "    return Net(shape[0] * shape[1] * shape[2], num_classes)\n"
     )
     done = leaktight("train", *QUICK, "--set", "model.kind=mine:build", "--workers", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr

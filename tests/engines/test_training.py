@@ -17,8 +17,9 @@ from leaktight.engines.training import train
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation
 from leaktight.fl.plan import FederationPlan
-from leaktight.fl.run_folder import latest_folder, next_folder, open_run
 from leaktight.report.curves import plot_learning_curve
+from leaktight.results.folder import latest_folder, next_folder, open_run
+from leaktight.results.schema import Round, TrainingSummary, parse
 
 MakeFederation = Callable[..., Federation]
 
@@ -31,32 +32,33 @@ def test_a_run_that_was_cut_off_ends_in_the_same_model(make_federation: MakeFede
     with open_run(tmp_path / "whole", "a = 1", resume=False) as folder:
         whole = train(make_federation(), folder, workers=1)
 
-    def cut(row: dict[str, object]) -> None:
-        if row["round"] == 2:
+    def cut(row: Round) -> None:
+        if row.round == 2:
             raise Stop
 
     with pytest.raises(Stop), open_run(tmp_path / "cut", "a = 1", resume=False) as folder:
         train(make_federation(), folder, workers=1, after_round=cut)
     with open_run(tmp_path / "cut", "a = 1", resume=True) as folder:
         rest = train(make_federation(), folder, workers=1)
-        assert rest["model_digest"] == whole["model_digest"]
-        assert [row["round"] for row in rest["rounds"]] == [1, 2, 3]
-        assert [row["loss"] for row in rest["rounds"]] == [row["loss"] for row in whole["rounds"]]
-        assert digest(safetensors.torch.load_file(folder.model)) == rest["model_digest"]
+        assert rest.model_digest == whole.model_digest
+        assert [row.round for row in rest.rounds] == [1, 2, 3]
+        assert [row.loss for row in rest.rounds] == [row.loss for row in whole.rounds]
+        assert digest(safetensors.torch.load_file(folder.model)) == rest.model_digest
         again = train(make_federation(), folder, workers=1)
-        assert again["model_digest"] == whole["model_digest"]
+        assert again.model_digest == whole.model_digest
 
 
 def test_the_summary_keeps_its_contract(make_federation: MakeFederation, tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "", resume=False) as folder:
         summary = train(make_federation(), folder, workers=1)
-        assert json.loads(folder.summary.read_text()) == summary
-        plot_learning_curve(folder.summary, tmp_path / "curve.png")
-    assert summary["schema_version"] == 1
-    assert set(summary) >= {"rounds", "final", "defense", "seconds", "run"}
-    assert set(summary["final"]) == {"accuracy", "loss"}
-    assert set(summary["rounds"][0]) >= {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "clients"}
-    assert summary["defense"]["kind"] == "none"
+        assert parse(TrainingSummary, folder.summary.read_text(), "") == summary
+        document = json.loads(folder.summary.read_text())
+        plot_learning_curve(summary, tmp_path / "curve.png")
+    assert document["schema_version"] == 1
+    assert set(document) >= {"rounds", "final", "defense", "seconds", "run"}
+    assert set(document["final"]) == {"accuracy", "loss"}
+    assert set(document["rounds"][0]) >= {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "clients"}
+    assert document["defense"]["kind"] == "none"
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.rglob(".partial-*"))
 
@@ -79,16 +81,16 @@ def test_the_summary_holds_what_the_defense_says_and_costs(make_federation: Make
     plan = FederationPlan(rounds=3)
     with open_run(tmp_path / "run", "", resume=False) as folder:
         summary = train(make_federation(defense=Talkative(), plan=plan), folder, defense_kind="mine", workers=1)
-    figures, rows = summary["defense"], [row["client"] for row in summary["rounds"]]
-    assert figures.keys() == {"kind", "share_of_time", "seconds_per_step", "place", "epsilon"}
-    assert figures["kind"] == "mine"
+    figures, rows = summary.defense.figures, [row.client for row in summary.rounds]
+    assert figures.keys() == {"place", "epsilon"}
+    assert summary.defense.kind == "mine"
     steps = rows[0]["steps"]
     assert figures["place"] == pytest.approx((steps - 1) / 2), "the mean over steps, clients and rounds"
     assert [row["epsilon"] for row in rows] == [1.0, 2.0, 3.0]
     assert figures["epsilon"] == 3.0, "a budget is what was spent in the end"
     spent = sum(row["defense_seconds"] for row in rows)
-    assert figures["share_of_time"] == pytest.approx(spent / sum(row["seconds"] for row in rows))
-    assert figures["seconds_per_step"] == pytest.approx(spent / (3 * steps))
+    assert summary.defense.share_of_time == pytest.approx(spent / sum(row["seconds"] for row in rows))
+    assert summary.defense.seconds_per_step == pytest.approx(spent / (3 * steps))
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def judged(defense: Defense, aggregator: FedBoosting) -> tuple[list[float], list
     federation = assemble(
         data,
         Iid(clients=3, validation=0.3).split(data, rng=replayed(0)),
-        build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, init="default", rng=replayed(0)),
+        build_model(MODELS["lenet_zhu"](), data.inputs, data.num_classes, init="default", rng=replayed(0)),
         local=LocalTraining(batch_size=8, learning_rate=0.05),
         aggregator=aggregator,
         plan=FederationPlan(rounds=1),

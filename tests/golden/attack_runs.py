@@ -45,7 +45,7 @@ def digits() -> Dataset:
 
 
 def network(kind: str = "lenet_zhu", init: str = "wide", classes: int = 10, **settings: Any) -> nn.Module:
-    return build_model(made("models", kind, **settings), digits().shape, classes, init=init, rng=replayed(3))
+    return build_model(made("models", kind, **settings), digits().inputs, classes, init=init, rng=replayed(3))
 
 
 def victim(count: int = 1, model: nn.Module | None = None, local: LocalTraining | None = None) -> Observation:

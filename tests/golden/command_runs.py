@@ -31,7 +31,7 @@ Parts = Mapping[str, Any]
 Run = Callable[[], Parts]
 
 NOT_NUMBERS = {
-    *("schema_version", "run", "command", "images"),  # versions and paths
+    *("schema_version", "run", "command", "images", "metrics"),  # versions, paths, which way metrics leak
     *("because", "advice", "detail", "raised_if", "warnings", "error", "assumed"),  # sentences
     "attack_settings",  # how an attack is put together, which is to change
 }
@@ -112,7 +112,7 @@ def capture(folder: Path) -> None:
     """What a stranger holds: a network before and after one step on one picture, and the picture."""
     data = made("datasets", "digits", size=8).load(Path())
     source = made("models", "lenet_zhu")
-    model = build_model(source, data.shape, 10, init="wide", rng=replayed(3))
+    model = build_model(source, data.inputs, 10, init="wide", rng=replayed(3))
     seen = observe(model, data.train.batch(torch.tensor([5])), 10, local=LocalTraining(batch_size=1, learning_rate=0.1))
     before = {**parameters_of(model), **buffers_of(model)}
     after = {name: tensor + seen.update.tensors.get(name, 0) for name, tensor in before.items()}
@@ -120,7 +120,7 @@ def capture(folder: Path) -> None:
         safetensors.torch.save_file(
             {key: tensor.clone().contiguous() for key, tensor in tensors.items()}, folder / f"{name}.safetensors"
         )
-    Image.fromarray(data.train.images[5, 0].numpy()).save(folder / "truth.png")
+    Image.fromarray(data.train.inputs[5, 0].numpy()).save(folder / "truth.png")
 
 
 def inspect(folder: Path) -> Parts:

@@ -23,19 +23,20 @@ from tests.models.test_catalogue import NATURAL
 from tests.report.made_run import MadeRun
 from tests.seeds import replayed
 
-from leaktight.adaptive.table import ADAPTIVE
+from leaktight.adaptive.table import adapt
 from leaktight.cli.app import main
 from leaktight.config.catalogue import CATALOGUE
 from leaktight.config.names import ENTRIES
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Examples, ImageShape, Observation, UpdateKind
+from leaktight.core.types import Batch, Examples, Observation, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.engines import inprocess
-from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play as play_on_flower
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.metrics import METRICS, MetricUnavailable, Resources
@@ -52,7 +53,7 @@ __all__ = [
     "Dataset",
     "Defense",
     "Examples",
-    "ImageShape",
+    "Images",
     "LocalTraining",
     "MadeRun",
     "MetricUnavailable",
@@ -92,7 +93,7 @@ def made(family: str, kind: str, **settings: Any) -> Any:
 
 def adapted(attack: Attack, defense: Defense) -> Attack:
     """The attacker who knows the defense."""
-    found = ADAPTIVE[type(defense)](attack, defense)
+    found = adapt(attack, defense)
     assert found is not None
     return found
 
@@ -134,7 +135,7 @@ def in_process(federation: Federation) -> Mapping[str, Any]:
 def on_flower(federation: Federation) -> Mapping[str, Any]:
     """The same on Flower, with nodes that answer in this process."""
     scores: list[Any] = []
-    app = client_app(lambda message, context: Home(federation, None, True))
+    app = client_app(lambda message, context: NodeSettings(federation, None, True))
     grid = LocalGrid(app, nodes(len(federation.shares)))
     final = play_on_flower(grid, federation, run="a", after_round=lambda outcome, _: scores.append(outcome.score))
     return _trained(final, scores)

@@ -15,7 +15,7 @@ from tests.golden.doors import (
     NATURAL,
     Defense,
     Examples,
-    ImageShape,
+    Images,
     LocalTraining,
     MetricUnavailable,
     Resources,
@@ -184,7 +184,7 @@ EMBEDDED: Mapping[str, Mapping[str, Any]] = {
 
 def loaded(kind: str) -> Parts:
     def of(examples: Examples) -> list[Any]:
-        return [examples.images, examples.targets]
+        return [examples.inputs, examples.targets]
 
     data = made("datasets", kind, **EMBEDDED[kind]).load(Path())
     return {"train": of(data.train), "test": of(data.test), "classes": list(data.class_names)}
@@ -197,7 +197,7 @@ WIDE = ("lenet_zhu", "resnet20", "vit", "crnn")
 
 def initial(kind: str, init: str) -> Parts:
     """The weights that a federation of this model begins with."""
-    shape, classes = (ImageShape(3, 32, 32), 10) if kind == "vgg16" else NATURAL[kind]
+    shape, classes = (Images(3, 32, 32), 10) if kind == "vgg16" else NATURAL[kind]
     return parameters_and_buffers(build_model(made("models", kind), shape, classes, init=init, rng=replayed(0)))
 
 

@@ -36,7 +36,7 @@ def digits() -> Dataset:
 
 
 def network(data: Dataset, kind: str) -> nn.Module:
-    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=replayed(4))
+    return build_model(MODELS[kind](), data.inputs, data.num_classes, rng=replayed(4))
 
 
 def sent(model: nn.Module, round_index: int = 0) -> Broadcast:
@@ -77,9 +77,9 @@ def test_a_malicious_server_gets_nothing(
         scene(digits, model, batch=16, guard=BroadcastGuard()).play(attack)
     _, seen = scene(digits, model, batch=16).play(attack)
     tampered = seen[1].broadcast
-    judged = BroadcastGuard().judge(tampered, model, torch.rand(8, *digits.shape), {})
+    judged = BroadcastGuard().judge(tampered, model, torch.rand(8, *digits.inputs.shape), {})
     assert code in [finding.code for finding in judged.findings]
-    assert not BroadcastGuard().judge(seen[0].broadcast, model, torch.rand(8, *digits.shape), {}).suspicious
+    assert not BroadcastGuard().judge(seen[0].broadcast, model, torch.rand(8, *digits.inputs.shape), {}).suspicious
 
 
 def test_a_warning_lets_the_round_go_on(digits: Dataset) -> None:
@@ -93,7 +93,7 @@ def test_like_rows_are_noticed_where_the_module_was_agreed_on(digits: Dataset) -
     """The server may have named the imprinted network as the architecture from the start."""
     model = network(digits, "lenet_zhu")
     _, seen = scene(digits, model, batch=16).play(RobbingTheFed(num_bins=32))
-    agreed = with_imprint(model, digits.shape, 32)
+    agreed = with_imprint(model, digits.inputs, 32)
     judged = BroadcastGuard().judge(replace(seen[1].broadcast, model=None), agreed, None, {})
     assert [finding.code for finding in judged.findings] == ["alike"]
     assert "'imprint." in judged.because()
@@ -102,7 +102,7 @@ def test_like_rows_are_noticed_where_the_module_was_agreed_on(digits: Dataset) -
 
 def test_each_sign_has_its_reason(digits: Dataset) -> None:
     model = network(digits, "mlp")
-    guard, images = BroadcastGuard(), torch.rand(16, *digits.shape, generator=replayed(0).public())
+    guard, images = BroadcastGuard(), torch.rand(16, *digits.inputs.shape, generator=replayed(0).public())
 
     def codes(broadcast: Broadcast, **state: object) -> set[str]:
         return {finding.code for finding in guard.judge(broadcast, model, images, state).findings}
@@ -127,7 +127,7 @@ def test_each_sign_has_its_reason(digits: Dataset) -> None:
 def test_a_jump_is_measured_by_ones_own_update(digits: Dataset) -> None:
     model = network(digits, "mlp")
     guard, first = BroadcastGuard(), sent(model)
-    state = guard.admit(first, model, torch.rand(4, *digits.shape), {}, report=lambda name, value: None)
+    state = guard.admit(first, model, torch.rand(4, *digits.inputs.shape), {}, report=lambda name, value: None)
     signs = {name: torch.where(each.abs().cumsum(0) % 0.02 < 0.01, 1.0, -1.0) for name, each in first.params.items()}
     own = {name: 0.01 * tensor for name, tensor in signs.items()}
     state = guard.after(Update(own, "delta", 4), first, state)

@@ -17,18 +17,21 @@ from safetensors.torch import save_file
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.config.inspect import default_attacks, fitted, label_rule
+from leaktight.attacks.labels.rules import rule_for
+from leaktight.attacks.presets.preset import Preset
+from leaktight.config.inspect import default_attacks
 from leaktight.core.errors import DataError, UsageError
+from leaktight.core.inputs import Images, Inputs
 from leaktight.core.rng import global_seed
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape
+from leaktight.core.types import Batch
 from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspect.checks import check_capture, looks_of
 from leaktight.inspect.files import TrueExamples, read_tensors, read_truth
 from leaktight.inspect.truth import check_truth
 from leaktight.models.source import Normalize
 
-SHAPE = ImageShape(1, 6, 6)
+SHAPE = Images(1, 6, 6)
 CLASSES = 4
 LOCAL = LocalTraining(learning_rate=0.1, batch_size=1)
 
@@ -39,10 +42,11 @@ class Small:
 
     width: int = 3
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        pixels = self.width * (shape.height - 2) * (shape.width - 2)
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
+        channels, height, width = inputs.shape
+        pixels = self.width * (height - 2) * (width - 2)
         return nn.Sequential(
-            nn.Conv2d(shape.channels, self.width, 3),
+            nn.Conv2d(channels, self.width, 3),
             nn.BatchNorm2d(self.width),
             nn.Sigmoid(),
             nn.Flatten(),
@@ -56,9 +60,8 @@ class Dense:
 
     hidden: int = 8
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        pixels = shape.channels * shape.height * shape.width
-        return nn.Sequential(nn.Flatten(), nn.Linear(pixels, self.hidden), nn.Sigmoid(), nn.Linear(8, num_classes))
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs.size, self.hidden), nn.Sigmoid(), nn.Linear(8, num_classes))
 
 
 def made(source: Small | Dense) -> nn.Module:
@@ -68,7 +71,7 @@ def made(source: Small | Dense) -> nn.Module:
 
 def example(count: int = 1) -> Batch:
     generator = replayed(1).public()
-    images = torch.randint(0, 256, (count, *SHAPE), generator=generator).float() / 255
+    images = torch.randint(0, 256, (count, *SHAPE.shape), generator=generator).float() / 255
     return Batch(images, torch.arange(count) % CLASSES)
 
 
@@ -93,7 +96,7 @@ def saved(folder: Path, name: str, state: Mapping[str, Tensor]) -> Path:
 
 
 def settings(source: Small | Dense, **changes: Any) -> CaptureSettings:
-    return CaptureSettings(model=source, shape=SHAPE, local=LOCAL, **changes)
+    return CaptureSettings(model=source, inputs=SHAPE, local=LOCAL, **changes)
 
 
 def captured(
@@ -115,7 +118,7 @@ def captured(
 
 
 def codes(seen: Captured) -> set[str]:
-    return {flag["code"] for flag in check_capture(seen)}
+    return {flag.code for flag in check_capture(seen)}
 
 
 def delta(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -244,7 +247,6 @@ def test_arrays_without_names_are_counted_and_their_shapes_compared(tmp_path: Pa
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"shape": ImageShape(28, 28, 1)}, "1 or 3 channels first, got 28,28,1"),
         ({"mean": (123.0,), "std": (58.0,)}, "divide both by 255"),
         ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "1 or 1 numbers"),
         ({"mean": (0.5,), "std": (0.0,)}, "std > 0"),
@@ -259,7 +261,7 @@ def test_settings_that_contradict_each_other_are_refused(said: dict[str, Any], w
 
 
 def test_all_that_counts_examples_has_to_agree() -> None:
-    two = TrueExamples(torch.zeros(2, *SHAPE), None)
+    two = TrueExamples(torch.zeros(2, *SHAPE.shape), None)
     assert count_examples(None, None, None) is None
     assert count_examples(2, (1, 3), two) == 2
     with pytest.raises(UsageError, match=r"--batch-size 1, --labels 3, --truth 2"):
@@ -327,7 +329,7 @@ def test_a_normalisation_that_nobody_stated_is_found(tmp_path: Path) -> None:
     for wrong, words in ((silent, "MNIST (--mean 0.1307 --std 0.3081)"), (wrongly, "none")):
         found = check_truth(wrong, example())
         assert found is not None
-        assert f"with normalisation {words} it is 1.000" in found["detail"]
+        assert f"with normalisation {words} it is 1.000" in found.detail
 
 
 def test_a_wrong_mode_is_found_by_the_truth(tmp_path: Path) -> None:
@@ -336,7 +338,7 @@ def test_a_wrong_mode_is_found_by_the_truth(tmp_path: Path) -> None:
     assert check_truth(right, example()) is None
     found = check_truth(wrong, example())
     assert found is not None
-    assert "--mode train it is 1.000" in found["detail"]
+    assert "--mode train it is 1.000" in found.detail
 
 
 def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:
@@ -347,17 +349,18 @@ def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:
         read_tensors(tmp_path / "change.pt"),
         "after",
     )
-    names = [type(each).__name__ for each in default_attacks(known, label_rule(known))]
+    names = [type(each).__name__ for each in default_attacks(known)]
     assert names == ["CsDlg", "Dlg", "InvertingGradients"]
-    rule = label_rule(unknown)
+    rule = rule_for(unknown.seen)
     assert rule is not None
     assert rule.infer(unknown.seen, 1, rng=replayed(0)).tolist() == [0]
-    blind = default_attacks(unknown, rule)
+    blind = default_attacks(unknown)
     assert [type(each).__name__ for each in blind] == ["CsDlg", "InvertingGradients"]
-    assert all(fitted(each, unknown, rule) == each for each in blind)
+    assert all(each.fitted(unknown.seen) == each for each in blind)
     for attack in blind:
-        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=replayed(0)).guess  # type: ignore[type-var]
-        assert guess.inputs.shape == (1, *SHAPE)
+        assert isinstance(attack, Preset)
+        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=replayed(0)).guess
+        assert guess.inputs.shape == (1, *SHAPE.shape)
 
 
 def test_true_images_come_from_a_picture_a_folder_or_arrays(tmp_path: Path) -> None:
@@ -374,4 +377,4 @@ def test_true_images_come_from_a_picture_a_folder_or_arrays(tmp_path: Path) -> N
     assert arrays.labels is not None
     assert arrays.labels.tolist() == [2, 1]
     with pytest.raises(DataError, match=r"expected 1x8x8 as in --shape, got 1x6x6"):
-        read_truth(tmp_path / "folder", ImageShape(1, 8, 8))
+        read_truth(tmp_path / "folder", Images(1, 8, 8))

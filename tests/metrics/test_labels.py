@@ -108,5 +108,5 @@ def test_wrong_places_are_named() -> None:
         reidentification_top_k(torch.eye(3), torch.eye(3), torch.arange(3), 4)
     with pytest.raises(UsageError, match=r"0\.\.2"):
         reidentification_top_k(torch.eye(3), torch.eye(3), torch.tensor([0, 1, 3]), 1)
-    with pytest.raises(UsageError, match="3 guesses and 2 places"):
+    with pytest.raises(UsageError, match="3 guesses and 2 indices"):
         reidentification_top_k(torch.eye(3), torch.eye(3), torch.tensor([0, 1]), 1)

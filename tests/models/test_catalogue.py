@@ -12,7 +12,7 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.models import MODELS, build_model, check_fits, conv_bn_blocks, final_linear
 from leaktight.models.crnn import Crnn
 from leaktight.models.resnet import PaddedShortcut, ResNet18, ResNet20, ResNet20x4, ResNet34, ResNet50, ResNet152
@@ -21,12 +21,12 @@ from leaktight.models.source import Network, Normalize
 from leaktight.models.vgg import Vgg16
 from leaktight.models.vit import Vit
 
-CIFAR = ImageShape(3, 32, 32)
-MNIST = ImageShape(1, 28, 28)
-PHOTO = ImageShape(3, 224, 224)
-WORD = ImageShape(3, 32, 100)
+CIFAR = Images(3, 32, 32)
+MNIST = Images(1, 28, 28)
+PHOTO = Images(3, 224, 224)
+WORD = Images(3, 32, 100)
 
-NATURAL: dict[str, tuple[ImageShape, int]] = {
+NATURAL: dict[str, tuple[Images, int]] = {
     "lenet_zhu": (CIFAR, 100),
     "grnn_lenet": (CIFAR, 10),
     "glaus_cnn": (MNIST, 10),
@@ -48,7 +48,7 @@ NATURAL: dict[str, tuple[ImageShape, int]] = {
 }
 
 
-def on_meta(source: Network, shape: ImageShape, num_classes: int) -> nn.Module:
+def on_meta(source: Network, shape: Images, num_classes: int) -> nn.Module:
     """The network without memory for its weights: enough to count and to follow shapes."""
     with torch.device("meta"):
         return source.build(shape, num_classes)
@@ -75,7 +75,7 @@ def test_settings_are_frozen_keyword_only_and_described_in_one_line(name: str) -
 @pytest.mark.parametrize("name", MODELS)
 def test_output_shape_at_the_natural_size(name: str) -> None:
     shape, num_classes = NATURAL[name]
-    outputs = on_meta(MODELS[name](), shape, num_classes)(torch.zeros(2, *shape, device="meta"))
+    outputs = on_meta(MODELS[name](), shape, num_classes)(torch.zeros(2, *shape.shape, device="meta"))
     assert outputs.shape == ((2, 25, 37) if name == "crnn" else (2, num_classes))
 
 
@@ -98,7 +98,7 @@ def test_output_shape_at_the_natural_size(name: str) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Network) else None,
 )
 def test_number_of_parameters_is_the_published_one(
-    source: Network, shape: ImageShape, num_classes: int, expected: int
+    source: Network, shape: Images, num_classes: int, expected: int
 ) -> None:
     assert num_parameters(on_meta(source, shape, num_classes)) == expected
 
@@ -113,7 +113,7 @@ def test_number_of_parameters_is_the_published_one(
         (Cnn6(), CIFAR, 3200),
     ],
 )
-def test_size_of_the_representation_is_the_published_one(source: Network, shape: ImageShape, expected: int) -> None:
+def test_size_of_the_representation_is_the_published_one(source: Network, shape: Images, expected: int) -> None:
     assert final_linear(source.build(shape, 2))[1].in_features == expected
 
 
@@ -175,7 +175,7 @@ def test_sigmoid_follows_the_residual_sum() -> None:
     model = ResNet20(activation="sigmoid").build(CIFAR, 10).eval()
     seen: list[Tensor] = []
     model.get_submodule("layer3.2").register_forward_hook(lambda module, args, output: seen.append(output))
-    model(torch.rand(2, *CIFAR, generator=replayed(0).public()))
+    model(torch.rand(2, *CIFAR.shape, generator=replayed(0).public()))
     low, high = seen[0].detach().aminmax()
     assert 0 < float(low) <= float(high) < 1
 
@@ -200,7 +200,7 @@ def test_resnet20_4_starts_from_kaiming_normal_by_fan_out() -> None:
 def test_cnn6_gives_the_logistic_loss() -> None:
     model = build_model(Cnn6(), CIFAR, 2, rng=replayed(0))
     assert all("bias" not in name for name, _ in model.named_parameters())
-    inputs = torch.rand(4, *CIFAR, generator=replayed(1).public())
+    inputs = torch.rand(4, *CIFAR.shape, generator=replayed(1).public())
     outputs, labels = model(inputs), torch.tensor([0, 1, 1, 0])
     signs = 2.0 * labels - 1
     logistic = torch.log1p(torch.exp(-signs * outputs[:, 1]))
@@ -216,7 +216,7 @@ def test_normalize_acts_per_channel_and_leaves_no_state() -> None:
     assert layer(inputs).flatten().tolist() == [1.0, 0.375]
     assert not layer.state_dict()
     plain, normalised = LeNetZhu(), LeNetZhu(mean=(0.5,), std=(0.25,))
-    image = torch.rand(1, *CIFAR, generator=replayed(0).public())
+    image = torch.rand(1, *CIFAR.shape, generator=replayed(0).public())
     models = [build_model(source, CIFAR, 10, rng=replayed(5)) for source in (plain, normalised)]
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     torch.testing.assert_close(models[0]((image - 0.5) / 0.25), models[1](image))
@@ -248,14 +248,14 @@ def test_wrong_settings_are_refused(settings: Callable[..., Network], values: di
 @pytest.mark.parametrize(
     ("source", "shape", "message"),
     [
-        (Vit(), MNIST._replace(height=30), "patch_size"),
-        (GrnnLeNet(), ImageShape(1, 8, 8), "larger images"),
+        (Vit(), Images(1, 30, 28), "patch_size"),
+        (GrnnLeNet(), Images(1, 8, 8), "larger images"),
         (Vgg16(), MNIST, "larger images"),
         (Crnn(), MNIST, "height of 32"),
         (LeNetZhu(mean=(0.5, 0.5), std=(1.0, 1.0)), CIFAR, "one number per channel"),
     ],
 )
-def test_images_that_do_not_fit_are_refused(source: Network, shape: ImageShape, message: str) -> None:
+def test_images_that_do_not_fit_are_refused(source: Network, shape: Images, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         source.build(shape, 10)
 

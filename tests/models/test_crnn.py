@@ -9,30 +9,31 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.rng import global_seed
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape
+from leaktight.core.types import Batch
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.models import batch_statistics, build_model, check_fits
 from leaktight.models.crnn import BidirectionalLstm, Crnn
 
-WORD = ImageShape(3, 32, 100)
+WORD = Images(3, 32, 100)
 
 
-def small(shape: ImageShape) -> nn.Module:
+def small(shape: Images) -> nn.Module:
     return batch_statistics(build_model(Crnn(units=8), shape, 36, rng=replayed(0)).double())
 
 
-def images(count: int, shape: ImageShape) -> Tensor:
-    return torch.rand(count, *shape, dtype=torch.float64, generator=replayed(1).public())
+def images(count: int, shape: Images) -> Tensor:
+    return torch.rand(count, *shape.shape, dtype=torch.float64, generator=replayed(1).public())
 
 
 def test_log_probabilities_per_column() -> None:
     model = build_model(Crnn(), WORD, 36, rng=replayed(0)).eval()
-    outputs = model(torch.rand(2, *WORD, generator=replayed(1).public()))
+    outputs = model(torch.rand(2, *WORD.shape, generator=replayed(1).public()))
     assert outputs.shape == (2, 25, 37)
     torch.testing.assert_close(outputs.exp().sum(-1), torch.ones(2, 25))
     check_fits(model, WORD, 36, WordRecognition())
@@ -70,7 +71,7 @@ def test_the_quick_kernel_gives_the_same_states_and_gradients() -> None:
 
 def test_training_and_an_attackers_copy_of_it_agree() -> None:
     """Clients differentiate once, by PyTorch's kernels; who differentiates through training does it step by step."""
-    shape = ImageShape(1, 32, 16)
+    shape = Images(1, 32, 16)
     trainer = Trainer(small(shape), LocalTraining(), WordRecognition())
     params, buffers = parameters_of(trainer.model), buffers_of(trainer.model)
     batch = Batch(images(2, shape), torch.tensor([[3, 5], [7, -1]]))
@@ -101,7 +102,7 @@ def test_lstm_starts_as_in_keras() -> None:
 
 
 def test_second_derivatives_and_vmap() -> None:
-    shape = ImageShape(1, 32, 16)
+    shape = Images(1, 32, 16)
     model = small(shape)
     words = torch.tensor([[3, 5], [7, -1]])
     batches = torch.stack([images(2, shape), 1 - images(2, shape)])
@@ -115,9 +116,9 @@ def test_second_derivatives_and_vmap() -> None:
 
 
 def test_it_learns_two_words() -> None:
-    shape = ImageShape(1, 32, 16)
+    shape = Images(1, 32, 16)
     model = build_model(Crnn(units=16), shape, 36, rng=replayed(0))
-    inputs = torch.rand(2, *shape, generator=replayed(2).public())
+    inputs = torch.rand(2, *shape.shape, generator=replayed(2).public())
     words, task = torch.tensor([[1, 2], [3, -1]]), WordRecognition()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(25):

@@ -10,8 +10,9 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, parameters_of
-from leaktight.core.types import ImageShape, Params
+from leaktight.core.types import Params
 from leaktight.models import MODELS, batch_statistics, build_model
 from leaktight.models.crnn import Crnn
 from leaktight.models.resnet import ResNet18, ResNet20, ResNet50
@@ -20,30 +21,30 @@ from leaktight.models.source import Network
 from leaktight.models.vgg import Vgg16
 from leaktight.models.vit import Vit
 
-CIFAR = ImageShape(3, 32, 32)
-MNIST = ImageShape(1, 28, 28)
+CIFAR = Images(3, 32, 32)
+MNIST = Images(1, 28, 28)
 
-SECOND_ORDER: list[tuple[str, ImageShape]] = [
+SECOND_ORDER: list[tuple[str, Images]] = [
     ("lenet_zhu", CIFAR),
     ("grnn_lenet", CIFAR),
     ("glaus_cnn", MNIST),
     ("mlp", MNIST),
     ("logistic_regression", MNIST),
-    ("shallow_cnn", ImageShape(1, 12, 12)),
-    ("resnet20", ImageShape(3, 16, 16)),
-    ("resnet32", ImageShape(3, 8, 8)),
-    ("resnet56", ImageShape(3, 8, 8)),
-    ("resnet20_4", ImageShape(3, 8, 8)),
-    ("vit", ImageShape(3, 16, 16)),
+    ("shallow_cnn", Images(1, 12, 12)),
+    ("resnet20", Images(3, 16, 16)),
+    ("resnet32", Images(3, 8, 8)),
+    ("resnet56", Images(3, 8, 8)),
+    ("resnet20_4", Images(3, 8, 8)),
+    ("vit", Images(3, 16, 16)),
     ("cnn6", CIFAR),
 ]
 
 
 @pytest.mark.parametrize(("name", "shape"), SECOND_ORDER)
-def test_gradient_of_a_gradient_under_torch_func_is_autograds(name: str, shape: ImageShape) -> None:
+def test_gradient_of_a_gradient_under_torch_func_is_autograds(name: str, shape: Images) -> None:
     model = batch_statistics(build_model(MODELS[name](mean=(0.4,), std=(0.3,)), shape, 2, rng=replayed(1)).double())
     params, buffers = parameters_of(model), buffers_of(model)
-    inputs = torch.rand(2, *shape, dtype=torch.float64, generator=replayed(2).public())
+    inputs = torch.rand(2, *shape.shape, dtype=torch.float64, generator=replayed(2).public())
     labels = torch.tensor([0, 1])
 
     def loss(params: Params, inputs: Tensor) -> Tensor:
@@ -63,10 +64,10 @@ def test_gradient_of_a_gradient_under_torch_func_is_autograds(name: str, shape: 
 
 @pytest.mark.parametrize("source", [LeNetZhu(), Vit(depth=2), ResNet20(activation="sigmoid")])
 def test_second_derivative_agrees_with_finite_differences(source: Network) -> None:
-    shape = ImageShape(3, 8, 8)
+    shape = Images(3, 8, 8)
     model = batch_statistics(build_model(source, shape, 2, rng=replayed(1)).double())
     params, buffers = parameters_of(model), buffers_of(model)
-    inputs = torch.rand(2, *shape, dtype=torch.float64, generator=replayed(2).public())
+    inputs = torch.rand(2, *shape.shape, dtype=torch.float64, generator=replayed(2).public())
     direction = torch.randn(inputs.shape, dtype=torch.float64, generator=replayed(3).public())
 
     def leak(inputs: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ def test_vgg_convolutions_and_pooling_have_second_derivatives() -> None:
         for place, parameter in enumerate(features.parameters()):
             drawn = torch.randn(parameter.shape, generator=replayed(place).public(), dtype=torch.float64)
             parameter.copy_(drawn / parameter[0].numel() ** 0.5)
-    inputs = torch.rand(1, *CIFAR, dtype=torch.float64, generator=replayed(9).public())
+    inputs = torch.rand(1, *CIFAR.shape, dtype=torch.float64, generator=replayed(9).public())
 
     def pooled(inputs: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(features(inputs), 7).square().sum()
@@ -127,18 +128,18 @@ def with_plain_norms(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("source", "shape"),
     [
-        (Crnn(units=8), ImageShape(3, 32, 24)),
-        (Crnn(units=8), ImageShape(1, 48, 16)),
-        (ResNet20(), ImageShape(3, 32, 32)),
-        (ResNet20(activation="sigmoid"), ImageShape(3, 9, 9)),
-        (ResNet18(stem="imagenet"), ImageShape(3, 64, 64)),
-        (ResNet50(), ImageShape(3, 9, 9)),
+        (Crnn(units=8), Images(3, 32, 24)),
+        (Crnn(units=8), Images(1, 48, 16)),
+        (ResNet20(), Images(3, 32, 32)),
+        (ResNet20(activation="sigmoid"), Images(3, 9, 9)),
+        (ResNet18(stem="imagenet"), Images(3, 64, 64)),
+        (ResNet50(), Images(3, 9, 9)),
     ],
 )
-def test_gradients_are_those_of_elementary_operations(source: Network, shape: ImageShape, count: int) -> None:
+def test_gradients_are_those_of_elementary_operations(source: Network, shape: Images, count: int) -> None:
     """PyTorch's own batch norm has a wrong backward for some layouts of the gradient; no network may meet one."""
     model = build_model(source, shape, 4, rng=replayed(0)).double()
-    inputs = torch.rand(count, *shape, dtype=torch.float64, generator=replayed(1).public())
+    inputs = torch.rand(count, *shape.shape, dtype=torch.float64, generator=replayed(1).public())
     gradients = []
     for candidate in (model, with_plain_norms(model)):
         outputs = candidate(inputs)

@@ -10,9 +10,9 @@ from tests.attacks.generators import CONDITIONAL, LINEAR
 from tests.seeds import replayed
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import digest
-from leaktight.core.types import ImageShape
 from leaktight.data.embedded import Digits
 from leaktight.models.gan import Dcgan, DcganNetwork, GeneratorSource, MlpGan, MlpNetwork, OwnGenerator
 from leaktight.models.gan_training import GanTraining
@@ -21,28 +21,28 @@ from leaktight.models.gan_training import GanTraining
 @pytest.mark.parametrize(
     ("shape", "widths"),
     [
-        (ImageShape(3, 64, 64), [16, 8, 8, 4]),
-        (ImageShape(1, 28, 28), [8, 4]),
-        (ImageShape(3, 32, 100), [8, 4, 4]),
-        (ImageShape(1, 9, 10), [4]),
+        (Images(3, 64, 64), [16, 8, 8, 4]),
+        (Images(1, 28, 28), [8, 4]),
+        (Images(3, 32, 100), [8, 4, 4]),
+        (Images(1, 9, 10), [4]),
     ],
 )
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_dcgan_is_read_off_its_weights(tmp_path: Path, shape: ImageShape, widths: list[int], suffix: str) -> None:
+def test_a_dcgan_is_read_off_its_weights(tmp_path: Path, shape: Images, widths: list[int], suffix: str) -> None:
     with global_seed(replayed(0)):
         network = DcganNetwork(5, widths, shape).eval()
     path = tmp_path / f"generator{suffix}"
     if suffix == ".pth":
         torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in network.state_dict().items()}}, path)
     else:
-        save_file(network.state_dict(), path, metadata={"shape": ",".join(map(str, shape))})
+        save_file(network.state_dict(), path, metadata={"shape": ",".join(map(str, shape.shape))})
     generator = Dcgan(path=str(path)).read()
-    multiples = all(side % 2 ** len(widths) == 0 for side in shape[1:])
+    multiples = all(side % 2 ** len(widths) == 0 for side in shape.shape[1:])
     assert generator.latent == 5
     if suffix == ".pth" and not multiples:  # a bare file cannot say that the edges are cut off
-        assert all(own >= side for own, side in zip(generator.shape, shape, strict=True))
+        assert all(own >= side for own, side in zip(generator.makes.shape, shape.shape, strict=True))
         return
-    assert generator.shape == shape
+    assert generator.makes == shape
     latents = torch.randn(3, 5, generator=replayed(1).public())
     images = generator.sample(latents)
     assert torch.allclose(images, (network(latents).detach() + 1) / 2, atol=1e-6)
@@ -51,7 +51,7 @@ def test_a_dcgan_is_read_off_its_weights(tmp_path: Path, shape: ImageShape, widt
 
 def test_an_mlp_is_read_off_its_weights(tmp_path: Path) -> None:
     with global_seed(replayed(0)):
-        network = MlpNetwork([4, 6, 5, 12], ImageShape(3, 2, 2))
+        network = MlpNetwork([4, 6, 5, 12], Images(3, 2, 2))
     torch.save(network.layers.state_dict(), tmp_path / "g.ckpt")
     generator = MlpGan(path=str(tmp_path / "g.ckpt"), shape=(3, 2, 2)).read()
     latents = torch.randn(2, 4, generator=replayed(1).public())
@@ -94,7 +94,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: OwnGenerator(target="nowhere", latent=3), "package.module:function"),
+        (lambda: OwnGenerator(target="nowhere", latent=3), "package.module:name"),
         (lambda: OwnGenerator(target=LINEAR.target, latent=0), "latent"),
         (lambda: OwnGenerator(target=LINEAR.target, latent=3, num_classes=0), "num_classes"),
         (lambda: OwnGenerator(target=LINEAR.target, latent=3, output="bytes"), "output"),  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_wrong_settings_are_refused(build: Any, message: str) -> None:
 
 
 def digits(count: int) -> torch.Tensor:
-    return Digits(size=8).load(Path()).test.images[:count]
+    return Digits(size=8).load(Path()).test.inputs[:count]
 
 
 @pytest.mark.parametrize("kind", ["dcgan", "wgan_gp"])
@@ -120,7 +120,7 @@ def test_training_is_the_same_for_the_same_seed(kind: Any) -> None:
     training = GanTraining(kind=kind, epochs=2, batch_size=16, latent=4, width=4)
     told: list[int] = []
     first, again, other = (
-        training.train(digits(40), rng=replayed(seed), watch=lambda epoch, critic, generator: told.append(epoch))
+        training.train(digits(40), rng=replayed(seed), after_epoch=lambda epoch, critic, generator: told.append(epoch))
         for seed in (0, 0, 1)
     )
     assert told == [1, 2] * 3
@@ -152,8 +152,8 @@ def test_length_and_width_follow_the_data() -> None:
     assert training.num_epochs(320) == 300
     assert training.num_epochs(10**6) == 1
     assert GanTraining(kind="wgan_gp", batch_size=32).num_epochs(320) == 900
-    assert training.widths(ImageShape(3, 64, 64)) == [64, 32, 16, 8]
-    assert training.widths(ImageShape(1, 28, 28)) == [16, 8]
+    assert training.widths(Images(3, 64, 64)) == [64, 32, 16, 8]
+    assert training.widths(Images(1, 28, 28)) == [16, 8]
     with pytest.raises(UsageError, match="at least 2 images"):
         training.train(digits(1), rng=replayed(0))
     with pytest.raises(UsageError, match="at least 8x8 pixels"):
@@ -162,9 +162,9 @@ def test_length_and_width_follow_the_data() -> None:
 
 def test_published_generators_make_images(real_data: Path) -> None:
     faces = Dcgan(path=str(real_data / "gan_dcgan_faces64" / "netG_digiface64.pth")).read()
-    assert (faces.latent, faces.shape) == (100, ImageShape(3, 64, 64))
+    assert (faces.latent, faces.makes) == (100, Images(3, 64, 64))
     mnist = MlpGan(path=str(real_data / "gan_mnist_mlp" / "G--300.ckpt")).read()
-    assert (mnist.latent, mnist.shape) == (64, ImageShape(1, 28, 28))
+    assert (mnist.latent, mnist.makes) == (64, Images(1, 28, 28))
     for generator, dark in ((faces, False), (mnist, True)):
         images = generator.sample(torch.randn(8, generator.latent, generator=replayed(0).public()))
         assert (float(images.median()) < 0.05) is dark

@@ -13,16 +13,16 @@ from safetensors.torch import save_file
 from tests.seeds import replayed
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest, parameters_of
-from leaktight.core.types import ImageShape
 from leaktight.data.cifar import Cifar10
 from leaktight.models import IMAGENET_MEAN, IMAGENET_STD, MODELS, build_model, load_weights
 from leaktight.models.resnet import ResNet18, ResNet20
 from leaktight.models.small import LeNetZhu, Mlp, ShallowCnn
 from leaktight.models.vgg import Vgg16
 
-CIFAR = ImageShape(3, 32, 32)
-SMALL = ImageShape(1, 8, 8)
+CIFAR = Images(3, 32, 32)
+SMALL = Images(1, 8, 8)
 
 PUBLISHED = {
     "resnet20": ("resnet20-12fca82f.th", 0.917),
@@ -89,7 +89,7 @@ def test_published_vgg_names_and_shapes(real_data: Path) -> None:
         pytest.skip(f"no weights at {path}")
     published = torch.load(path, map_location="cpu", weights_only=True)
     with torch.device("meta"):
-        own = Vgg16().build(ImageShape(3, 224, 224), 1000).state_dict()
+        own = Vgg16().build(Images(3, 224, 224), 1000).state_dict()
     assert published.keys() == {name for name in own if name.startswith("features.")}
     assert all(own[name].shape == tensor.shape for name, tensor in published.items())
 
@@ -171,12 +171,12 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="check the path"):
         load_weights(lenet(), tmp_path / "weights.pt")
-    with pytest.raises(ModelError, match="default, wide, kaiming or a file"):
+    with pytest.raises(ModelError, match="default, given, wide, kaiming or a file"):
         build_model(LeNetZhu(), SMALL, 3, init="wyde", rng=replayed(0))
 
 
 def test_kaiming_weights_have_the_stated_spread() -> None:
-    model = build_model(ShallowCnn(), ImageShape(1, 28, 28), 10, init="kaiming", rng=replayed(0))
+    model = build_model(ShallowCnn(), Images(1, 28, 28), 10, init="kaiming", rng=replayed(0))
     for name, tensor in parameters_of(model).items():
         if name.endswith("bias"):
             assert not tensor.any()

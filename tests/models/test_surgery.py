@@ -12,8 +12,9 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, digest, parameters_of
-from leaktight.core.types import ImageShape, Params
+from leaktight.core.types import Params
 from leaktight.models import (
     batch_statistics,
     build_model,
@@ -27,7 +28,7 @@ from leaktight.models.resnet import ResNet18, ResNet20
 from leaktight.models.small import Cnn6, LeNetZhu, LogisticRegression
 from leaktight.models.vit import Vit
 
-SMALL = ImageShape(3, 16, 16)
+SMALL = Images(3, 16, 16)
 
 
 class Backwards(nn.Module):
@@ -47,7 +48,7 @@ class Backwards(nn.Module):
 
 
 def images(count: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.rand(count, *SMALL, dtype=dtype, generator=replayed(4).public())
+    return torch.rand(count, *SMALL.shape, dtype=dtype, generator=replayed(4).public())
 
 
 def test_final_linear() -> None:

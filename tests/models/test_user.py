@@ -12,11 +12,11 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.tasks import Penalised
-from leaktight.core.types import ImageShape
 from leaktight.models import UserModel, build_model, check_fits
 
-SHAPE = ImageShape(1, 4, 4)
+SHAPE = Images(1, 4, 4)
 
 CODE = """
 import torch

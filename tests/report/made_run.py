@@ -12,13 +12,33 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tests.results.made import changed, made_summary, made_trial
 
 from leaktight.data.embedded import Faces
 from leaktight.metrics.image import mse, psnr, ssim
+from leaktight.results.schema import (
+    Cell,
+    Flag,
+    FlagPlace,
+    Leak,
+    Ledger,
+    MetricNote,
+    Moment,
+    Pictures,
+    Recommendation,
+    Role,
+    Score,
+    Summary,
+    Threat,
+    Tradeoff,
+    TradeoffRow,
+    Trial,
+    Verdict,
+)
 
-CURIOUS = {"server": "curious", "sees": "client", "knows": ["batch_size", "local_training", "buffers"]}
-ADAPTIVE = {**CURIOUS, "knows": [*CURIOUS["knows"], "defense"]}
-PUBLIC = {**CURIOUS, "knows": [*CURIOUS["knows"], "public_data"]}
+CURIOUS = Threat(server="curious", sees="client", knows=("batch_size", "local_training", "buffers"))
+ADAPTIVE = changed(CURIOUS, knows=(*CURIOUS.knows, "defense"))
+PUBLIC = changed(CURIOUS, knows=(*CURIOUS.knows, "public_data"))
 BATCH, TRIALS = 2, 3
 NOISE: Mapping[str, Mapping[str, Sequence[float]]] = {
     "none": {"csdlg": (0.01, 0.02, 0.03), "inverting_gradients": (0.06, 0.05, 0.08)},
@@ -27,20 +47,21 @@ NOISE: Mapping[str, Mapping[str, Sequence[float]]] = {
     "precode": {"csdlg": (0.02, 0.03, 0.03), "inverting_gradients": (0.2, 0.3, 0.25)},
 }
 """How far a reconstruction is from its original: the share of it that is noise, by defense, attack and trial."""
-LEDGER = {
-    "labels": "given",
-    "batch_size": BATCH,
-    "num_examples": BATCH,
-    "local_steps": 1,
-    "learning_rate": 0.05,
-    "mode": "train",
-    "batch_norm": False,
-    "buffers_known": True,
-    "init": "wide",
-    "stage": "untrained",
-    "defense_known": False,
-    "assumed": [],
-}
+LEDGER = Ledger(
+    labels="given",
+    batch_size=BATCH,
+    num_examples=BATCH,
+    local_steps=1,
+    learning_rate=0.05,
+    mode="train",
+    batch_norm=False,
+    buffers_known=True,
+    init="wide",
+    stage="untrained",
+    defense_known=False,
+    assumed=(),
+)
+NOTES = {name: MetricNote(leaks_when="low" if name == "mse" else "high") for name in ("psnr", "mse", "ssim")}
 LEAKED = 0.6
 """An SSIM from which a trial counts as leaked."""
 
@@ -49,7 +70,7 @@ LEAKED = 0.6
 def originals() -> np.ndarray:
     """Faces in brown, (N, H, W, 3) bytes."""
     faces = Faces().load(Path()).train
-    grey = np.asarray(faces.images[faces.targets == 0][:10].permute(0, 2, 3, 1))
+    grey = np.asarray(faces.inputs[faces.targets == 0][:10].permute(0, 2, 3, 1))
     return np.asarray(grey * np.array([1.0, 0.86, 0.7])).astype(np.uint8)
 
 
@@ -71,7 +92,7 @@ class MadeRun:
 
     def __init__(self, path: Path, *, client: str = "client-003", rename: Mapping[str, str] | None = None) -> None:
         self.path, self.client, self.rename = path, client, rename or {}
-        self.trials: list[dict[str, Any]] = []
+        self.trials: list[Trial] = []
         (path / "images").mkdir(parents=True)
         (path / "config.toml").write_text('seed = 0\n\n[data]\nkind = "faces"\n\n[local]\nbatch_size = 2\n')
         (path / "command.txt").write_text("leaktight audit --trials 3 --set 'local.batch_size=2'\n")
@@ -103,87 +124,82 @@ class MadeRun:
         trial: int,
         share: float,
         *,
-        role: str = "attack",
+        role: Role = "attack",
         adaptive: bool = False,
         error: str | None = None,
     ) -> None:
         truth, guess, found = reconstruction(trial, share, len(self.trials))
         name = f"{defense}-{attack}-{'adaptive-' if adaptive else ''}{trial}"
-        line: dict[str, Any] = {
-            "schema_version": 1,
-            "id": name,
-            "attack": self.rename.get(attack, attack),
-            "attack_settings": {},
-            "role": role,
-            "defense": self.rename.get(defense, defense),
-            "defense_settings": {},
-            "adaptive": adaptive,
-            "trial": trial,
-            "round": 0,
-            "client": self.client,
-            "seed": trial,
-            "status": "failed" if error else "done",
-            "error": error,
-            "ledger": {**LEDGER, "defense_known": adaptive},
-            "threat": ADAPTIVE if adaptive else CURIOUS if role == "attack" else PUBLIC,
-            "scores": {},
-            "label_accuracy": None,
-            "loss": 0.01,
-            "first_loss": 1.0,
-            "update_changed": defense != "none",
-            "seconds": 2.5,
-            "images": None,
-        }
+        pictures = None
         if error is None:
-            line["scores"] = {**found, "lpips_alex": None}
-            line["images"] = {"truth": f"images/{name}-truth.png", "guess": f"images/{name}-guess.png"}
-            line["images"] |= {"size": list(truth.shape[1:3]), "count": BATCH}
-            strip(truth).save(self.path / line["images"]["truth"])
-            strip(guess).save(self.path / line["images"]["guess"])
-        self.trials.append(line)
-        with (self.path / "trials.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            pictures = Pictures(
+                truth=f"images/{name}-truth.png", guess=f"images/{name}-guess.png", size=(32, 32), count=BATCH
+            )
+            strip(truth).save(self.path / f"images/{name}-truth.png")
+            strip(guess).save(self.path / pictures.guess)
+        made = made_trial(
+            self.rename.get(defense, defense),
+            self.rename.get(attack, attack),
+            trial,
+            id=name,
+            role=role,
+            adaptive=adaptive,
+            client=self.client,
+            status="failed" if error else "done",
+            error=error,
+            ledger=changed(LEDGER, defense_known=adaptive),
+            threat=ADAPTIVE if adaptive else CURIOUS if role == "attack" else PUBLIC,
+            scores={} if error else {**found, "lpips_alex": None},
+            metrics={} if error else NOTES,
+            seconds=2.5,
+            images=pictures,
+        )
+        self.trials.append(made)
+        self.write()
 
-    def summary(self, *, tradeoff: bool = False, over_time: bool = False) -> dict[str, Any]:
-        groups: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
-        for line in self.trials:
-            groups.setdefault((line["defense"], line["attack"], line["adaptive"]), []).append(line)
+    def write(self) -> None:
+        """Write the trials again."""
+        lines = [json.dumps(trial.document()) + "\n" for trial in self.trials]
+        (self.path / "trials.jsonl").write_text("".join(lines))
+
+    def summary(self, *, tradeoff: bool = False, over_time: bool = False) -> Summary:
+        groups: dict[tuple[str, str, bool], list[Trial]] = {}
+        for trial in self.trials:
+            groups.setdefault((trial.defense, trial.attack, trial.adaptive), []).append(trial)
         cells = [cell(group) for group in groups.values()]
-        return {
-            "schema_version": 1,
-            "run": str(self.path),
-            "command": "leaktight audit",
-            "scenario": {
-                "data": "faces",
-                "model": "lenet_zhu",
-                "clients": 20,
-                "local": {"epochs": 1, "batch_size": 2},
-            },
-            "cells": cells,
-            "verdicts": verdicts(cells, self.trials),
-            "flags": [
-                {
-                    "code": "too-few-trials",
-                    "cell": None,
-                    "raised_if": "fewer than 10 trials were run",
-                    "advice": "Run again with --trials 10 or more.",
-                    "detail": "3 trials",
-                },
-                {
-                    "code": "trials-failed",
-                    "cell": {"attack": "inverting_gradients", "defense": "precode"},
-                    "raised_if": "a trial ended with an error",
-                    "advice": "Read the error of the trial.",
-                    "detail": "1 of 4",
-                },
+        return made_summary(
+            *cells,
+            run=str(self.path),
+            command="leaktight audit",
+            scenario={"data": "faces", "model": "lenet_zhu", "clients": 20, "local": {"epochs": 1, "batch_size": 2}},
+            metrics=NOTES,
+            verdicts=verdicts(cells, self.trials),
+            flags=[
+                Flag(
+                    code="too-few-trials",
+                    raised_if="fewer than 10 trials were run",
+                    advice="Run again with --trials 10 or more.",
+                    detail="3 trials",
+                ),
+                Flag(
+                    code="trials-failed",
+                    cell=FlagPlace(attack="inverting_gradients", defense="precode"),
+                    raised_if="a trial ended with an error",
+                    advice="Read the error of the trial.",
+                    detail="1 of 4",
+                ),
             ],
-            "ledger": {**LEDGER, "defense_known": "varies"},
-            "tradeoff": tradeoff_table(cells) if tradeoff else None,
-            "over_time": moments() if over_time else None,
-        }
+            ledger=changed(LEDGER, defense_known="varies"),
+            tradeoff=tradeoff_table(cells) if tradeoff else None,
+            over_time=moments() if over_time else None,
+        )
+
+    def content(self, **options: bool) -> dict[str, Any]:
+        """The summary as JSON has it, to be changed."""
+        return self.summary(**options).document()
 
     def finish(self, **options: bool) -> Path:
-        (self.path / "summary.json").write_text(json.dumps(self.summary(**options)))
+        (self.path / "summary.json").write_text(json.dumps(self.content(**options)))
         return self.path
 
 
@@ -192,99 +208,92 @@ def scores(guess: np.ndarray, truth: np.ndarray) -> dict[str, list[float]]:
     return {"psnr": psnr(left, right).tolist(), "mse": mse(left, right).tolist(), "ssim": ssim(left, right).tolist()}
 
 
-def cell(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def cell(trials: Sequence[Trial]) -> Cell:
     first = trials[0]
-    done = [line for line in trials if line["status"] == "done"]
-    leaked = sum(float(np.mean(line["scores"]["ssim"])) >= LEAKED for line in done)
-    found: dict[str, Any] = {}
+    done = [trial for trial in trials if trial.status == "done"]
+    leaked = sum((trial.score("ssim") or 0.0) >= LEAKED for trial in done)
+    found: dict[str, Score | None] = {"lpips_alex": None, "label_accuracy": None}
     for metric in ("psnr", "mse", "ssim"):
-        values = [float(np.mean(line["scores"][metric])) for line in done]
+        values = [trial.score(metric) or 0.0 for trial in done]
         spread = 1.96 * float(np.std(values)) / math.sqrt(len(values))
         mean = float(np.mean(values))
         worst = min(values) if metric == "mse" else max(values)
-        found[metric] = {"mean": mean, "ci95": [mean - spread, mean + spread], "worst": worst}
-    return {
-        **{key: first[key] for key in ("attack", "role", "defense", "adaptive", "threat")},
-        "trials": len(trials),
-        "failed": len(trials) - len(done),
-        **found,
-        "lpips_alex": None,
-        "label_accuracy": None,
-        "success_rate": leaked / len(done) if first["role"] == "attack" else None,
-        "control": {"psnr": 7.25, "ssim": 0.01},
-        "seconds": 2.5,
-        "flags": ["trials-failed"] if len(done) < len(trials) else [],
-        "trial_ids": [line["id"] for line in trials],
-    }
+        found[metric] = Score(mean=mean, ci95=(mean - spread, mean + spread), worst=worst)
+    return Cell(
+        attack=first.attack,
+        role=first.role,
+        defense=first.defense,
+        adaptive=first.adaptive,
+        threat=first.threat,
+        trials=len(trials),
+        failed=len(trials) - len(done),
+        success_rate=leaked / len(done) if first.role == "attack" else None,
+        control={"psnr": 7.25, "ssim": 0.01},
+        seconds=2.5,
+        flags=("trials-failed",) if len(done) < len(trials) else (),
+        trial_ids=tuple(trial.id for trial in trials),
+    ).with_scores({name: found[name] for name in ("psnr", "mse", "ssim", "lpips_alex", "label_accuracy")})
 
 
-def verdicts(cells: Sequence[dict[str, Any]], trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    held: dict[str, list[dict[str, Any]]] = {}
+def leak_of(entry: Cell) -> float:
+    return entry.worst_of("ssim") or 0.0
+
+
+def verdicts(cells: Sequence[Cell], trials: Sequence[Trial]) -> list[Verdict]:
+    held: dict[tuple[str, Threat], list[Cell]] = {}
     for entry in cells:
-        if entry["role"] == "attack":
-            held.setdefault(json.dumps([entry["defense"], entry["threat"]]), []).append(entry)
+        if entry.role == "attack":
+            held.setdefault((entry.defense, entry.threat), []).append(entry)
     found = []
     for entries in held.values():
-        worst = max(entries, key=lambda entry: entry["ssim"]["worst"])
-        mine = [line for line in trials if line["id"] in worst["trial_ids"] and line["status"] == "done"]
-        rate = max(entry["success_rate"] for entry in entries)
+        worst = max(entries, key=leak_of)
+        mine = [trial for trial in trials if trial.id in worst.trial_ids and trial.status == "done"]
+        rate = max(entry.success_rate or 0.0 for entry in entries)
         found.append(
-            {
-                "defense": worst["defense"],
-                "threat": worst["threat"],
-                "verdict": "leaks" if rate >= 0.5 else "partly" if rate else "not-found",
-                "because": f"{worst['attack']} reached an SSIM of {worst['ssim']['worst']:.2f}; "
+            Verdict(
+                defense=worst.defense,
+                threat=worst.threat,
+                verdict="leaks" if rate >= 0.5 else "partly" if rate else "not-found",
+                because=f"{worst.attack} reached an SSIM of {leak_of(worst):.2f}; "
                 f"{round(100 * rate)} % of the trials of one attack or more count as leaked.",
-                "worst_attack": worst["attack"],
-                "trial_id": max(mine, key=lambda line: float(np.mean(line["scores"]["ssim"])))["id"],
-            }
+                worst_attack=worst.attack,
+                trial_id=max(mine, key=lambda trial: trial.score("ssim") or 0.0).id,
+            )
         )
     return found
 
 
-def tradeoff_table(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def tradeoff_table(cells: Sequence[Cell]) -> Tradeoff:
     accuracy = {"none": 0.931, "gaussian_noise": 0.742, "outpost": 0.925, "precode": 0.902}
     cost = {"none": 0.0, "gaussian_noise": 0.01, "outpost": 0.31, "precode": 0.12}
     rows = []
     for defense, reached in accuracy.items():
-        attacks = [entry for entry in cells if entry["defense"] == defense and entry["role"] == "attack"]
-        worst = max(attacks, key=lambda entry: entry["ssim"]["worst"])
-        leak = {
-            "metric": "ssim",
-            "worst": worst["ssim"]["worst"],
-            "attack": worst["attack"],
-            "psnr": worst["psnr"]["worst"],
-        }
+        attacks = [entry for entry in cells if entry.defense == defense and entry.role == "attack"]
+        worst = max(attacks, key=leak_of)
         rows.append(
-            {
-                "defense": defense,
-                "settings": {},
-                "leak": leak,
-                "accuracy": reached,
-                "seconds_per_round": 1.2 / (1 - cost[defense]),
-                "cost_share": cost[defense],
-                "on_front": defense != "precode",
-            }
+            TradeoffRow(
+                defense=defense,
+                settings={},
+                leak=Leak(worst=worst.worst_of("ssim"), attack=worst.attack, psnr=worst.worst_of("psnr")),
+                accuracy=reached,
+                seconds_per_round=1.2 / (1 - cost[defense]),
+                cost_share=cost[defense],
+                on_front=defense != "precode",
+            )
         )
     because = "It leaks least among those that lose less than 2 points of accuracy."
-    return {"rows": rows, "recommendation": {"defense": "outpost", "because": because}}
+    return Tradeoff(rows=tuple(rows), recommendation=Recommendation(defense="outpost", because=because))
 
 
-def moments() -> list[dict[str, Any]]:
+def moments() -> list[Moment]:
     found = []
     for defense, factor in (("none", 1.0), ("outpost", 0.35)):
         for step, accuracy in ((0, 0.1), (10, 0.71), (20, 0.88), (30, 0.92)):
             mean = factor * (34 - 0.6 * step)
-            found.append(
-                {
-                    "defense": defense,
-                    "attack": "csdlg",
-                    "adaptive": False,
-                    "round": step,
-                    "accuracy": accuracy,
-                    "psnr": {"mean": mean, "ci95": [mean - 2, mean + 2]},
-                    "ssim": {"mean": mean / 40, "ci95": [mean / 40 - 0.05, mean / 40 + 0.05]},
-                    "trials": 3,
-                }
-            )
+            made = Moment(defense=defense, attack="csdlg", adaptive=False, round=step, accuracy=accuracy, trials=3)
+            scores = {
+                "psnr": Score(mean=mean, ci95=(mean - 2, mean + 2)),
+                "ssim": Score(mean=mean / 40, ci95=(mean / 40 - 0.05, mean / 40 + 0.05)),
+            }
+            found.append(made.with_scores(scores))
     return found

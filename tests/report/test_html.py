@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.report.made_run import NOISE, MadeRun
 from tests.report.reading import Page
+from tests.results.made import changed
 
 from leaktight.report.html import render_comparison, write_report
 from leaktight.report.runs import load_run
@@ -105,7 +106,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
 def test_names_from_the_data_stay_text(tmp_path: Path) -> None:
     rename = {"outpost": HOSTILE, "csdlg": HOSTILE}
     made = MadeRun(tmp_path / "run", client=HOSTILE, rename=rename).add_all()
-    content = made.summary(over_time=True)
+    content = made.content(over_time=True)
     content["scenario"]["data"] = HOSTILE
     content["verdicts"][0]["because"] = HOSTILE
     content["flags"][0] |= {"detail": HOSTILE, "code": HOSTILE, "advice": HOSTILE}
@@ -130,14 +131,14 @@ def test_an_unfinished_run_says_so_and_shows_what_there_is(tmp_path: Path) -> No
     assert page.text("h1") == "Not finished: 1 trial so far, and no verdict yet."
     assert "This run is not finished." in page.text("header")
     assert "verdicts" not in page.ids
-    assert f"{sum(made.trials[0]['scores']['psnr']) / 2:.1f} dB" in page.text("matrix")
+    assert f"{made.trials[0].score('psnr'):.1f} dB" in page.text("matrix")
     assert "leaked" not in page.text("numbers").replace("Leaked", "")
     assert len(page.all("figure")) == 2
 
 
 def test_values_that_are_not_numbers_do_not_break_the_page(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run").add_all()
-    content = made.summary(tradeoff=True, over_time=True)
+    content = made.content(tradeoff=True, over_time=True)
     content["cells"][0]["psnr"] = {"mean": float("nan"), "ci95": None, "worst": float("inf")}
     content["cells"][1]["ssim"] = None
     content["cells"][2]["success_rate"] = None
@@ -146,7 +147,7 @@ def test_values_that_are_not_numbers_do_not_break_the_page(tmp_path: Path) -> No
     (made.path / "summary.json").write_text(json.dumps(content))
     page = Page(write_report(made.path).read_text())
     assert page.faults == []
-    assert "not a number worst ∞" in page.text("matrix")
+    assert "PSNR – worst –" in page.text("matrix")
 
 
 def test_runs_side_by_side(finished_run: Path, other_run: Path, tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_runs_side_by_side(finished_run: Path, other_run: Path, tmp_path: Path) 
 def test_training_that_failed_is_named(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run")
     made.add("none", "csdlg", 0, 0.1)
-    content = made.summary() | {"training_failed": {"outpost": "round 3 diverged"}}
+    content = made.content() | {"training_failed": {"outpost": "round 3 diverged"}}
     (made.path / "summary.json").write_text(json.dumps(content))
     assert "outpost round 3 diverged" in Page(write_report(made.path).read_text()).text("flags")
 
@@ -171,14 +172,15 @@ def test_training_that_failed_is_named(tmp_path: Path) -> None:
 def test_a_captured_update_without_originals_shows_what_was_found_and_scores_nothing(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run", rename={"none": "captured"})
     made.add("none", "csdlg", 0, 0.1)
-    line = made.trials[0]
-    content = made.summary() | {"truth_given": False}
+    content = made.content() | {"truth_given": False}
     cell = content["cells"][0] | {"psnr": None, "ssim": None, "mse": None, "success_rate": None, "control": {}}
     content["cells"] = [cell | {"first_loss": 1.5, "loss": 0.02}]
     content["verdicts"][0] |= {"verdict": "cannot-conclude", "because": "look at the pictures."}
     (made.path / "summary.json").write_text(json.dumps(content))
-    del line["images"]["truth"]
-    (made.path / "trials.jsonl").write_text(json.dumps(line | {"scores": {}}) + "\n")
+    (trial,) = made.trials
+    assert trial.images is not None
+    made.trials = [changed(trial, scores={}, images=trial.images.model_copy(update={"truth": None}))]
+    made.write()
     page = Page(write_report(made.path).read_text())
     assert page.faults == []
     assert page.text("h1") == "The update cannot be judged by this run."

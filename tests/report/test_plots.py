@@ -5,11 +5,12 @@ from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.results.made import made_summary
 
 from leaktight.report.pareto import pareto_plot, row_names
 from leaktight.report.plots import Box, place_label, ticks
-from leaktight.report.results import Leak, Moment, Score, Tradeoff, TradeoffRow
 from leaktight.report.timeline import legend, panels
+from leaktight.results.schema import Leak, Moment, Score, Tradeoff, TradeoffRow
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -48,7 +49,7 @@ def test_points_lie_where_their_figures_are() -> None:
         row("b", 0.5, 0.7),
         row("c", None, 0.9),
     )
-    drawn = pareto_plot(Tradeoff(rows=rows), anchor="p", width=700, height=400)
+    drawn = pareto_plot(made_summary(tradeoff=Tradeoff(rows=rows)), anchor="p", width=700, height=400)
     assert drawn is not None
     root = ElementTree.fromstring(drawn)
     links = {link.attrib["href"]: link for link in root.iter("a")}
@@ -69,7 +70,7 @@ def test_less_leakage_is_left_also_where_low_values_leak() -> None:
         TradeoffRow(defense="leaky", leak=Leak(metric="mse", worst=0.001), accuracy=0.9),
         TradeoffRow(defense="tight", leak=Leak(metric="mse", worst=0.2), accuracy=0.8),
     )
-    drawn = pareto_plot(Tradeoff(rows=rows), anchor="p", width=700, height=400)
+    drawn = pareto_plot(made_summary(tradeoff=Tradeoff(rows=rows)), anchor="p", width=700, height=400)
     assert drawn is not None
     marks = [part for part in ElementTree.fromstring(drawn).iter("circle") if part.attrib["class"] == "mark"]
     assert float(marks[1].attrib["cx"]) < float(marks[0].attrib["cx"])
@@ -85,25 +86,32 @@ def test_equal_names_are_told_apart_by_what_differs() -> None:
 
 def test_text_in_a_figure_is_escaped() -> None:
     rows = (row("<script>alert(1)</script>", 0.9, 0.9), row('"&', 0.5, 0.7))
-    drawn = pareto_plot(Tradeoff(rows=rows), anchor="p", width=700, height=400)
+    drawn = pareto_plot(made_summary(tradeoff=Tradeoff(rows=rows)), anchor="p", width=700, height=400)
     assert drawn is not None
     assert "<script" not in drawn
     assert "&lt;script&gt;" in drawn
 
 
 def test_without_figures_there_is_no_plot() -> None:
-    assert pareto_plot(Tradeoff(rows=(row("a", None, 0.5),)), anchor="p", width=700, height=400) is None
-    assert panels([]) == []
+    assert (
+        pareto_plot(made_summary(tradeoff=Tradeoff(rows=(row("a", None, 0.5),))), anchor="p", width=700, height=400)
+        is None
+    )
+    assert panels(made_summary()) == []
     assert legend([]) == []
+
+
+def moment(defense: str, step: int, accuracy: float | None = None) -> Moment:
+    return Moment(defense=defense, attack="csdlg", adaptive=False, round=step, accuracy=accuracy, trials=3)
 
 
 def test_panels_show_what_was_measured_in_every_round() -> None:
     moments = [
-        Moment(defense=defense, attack="csdlg", round=step, accuracy=None, scores={"psnr": Score(mean=level - step)})
+        moment(defense, step).with_scores({"psnr": Score(mean=level - step)})
         for defense, level in (("none", 30.0), ("outpost", 12.0))
         for step in (0, 5, 10)
     ]
-    drawn = panels(moments)
+    drawn = panels(made_summary(over_time=moments))
     assert len(drawn) == 1
     root = ElementTree.fromstring(drawn[0])
     assert [title.text for title in root.findall("title")] == ["PSNR by round"]
@@ -114,5 +122,4 @@ def test_panels_show_what_was_measured_in_every_round() -> None:
 
 
 def test_a_single_round_is_drawn_too() -> None:
-    moment = Moment(defense="none", attack="csdlg", round=3, accuracy=0.5, scores={})
-    assert len(panels([moment])) == 1
+    assert len(panels(made_summary(over_time=[moment("none", 3, accuracy=0.5)]))) == 1

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.report.made_run import MadeRun
+from tests.results.made import changed, made_cell
 
 from leaktight.core.errors import UsageError
 from leaktight.report.page import build_page, headline, level_of
-from leaktight.report.results import Cell
 from leaktight.report.runs import load_run
 
 
@@ -46,28 +46,6 @@ def test_trials_so_far_give_the_means_that_the_summary_gives_later(tmp_path: Pat
                 assert math.isclose(found, expected, rel_tol=1e-9)
 
 
-def test_a_line_torn_by_a_kill_is_passed_over_and_one_in_the_middle_is_not(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path / "run")
-    made.add("none", "csdlg", 0, 0.1)
-    made.add("none", "csdlg", 1, 0.1)
-    file = made.path / "trials.jsonl"
-    whole = file.read_text()
-    file.write_text(whole + whole[: len(whole) // 3])
-    assert len(load_run(made.path).trials) == 2
-    lines = whole.splitlines(keepends=True)
-    file.write_text(lines[0] + '{"schema_version": 1, "id\n' + lines[1])
-    with pytest.raises(UsageError, match="line 2: expected a JSON object"):
-        load_run(made.path)
-
-
-def test_a_trial_written_twice_counts_once(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path / "run")
-    made.add("none", "csdlg", 0, 0.1)
-    file = made.path / "trials.jsonl"
-    file.write_text(file.read_text() * 2)
-    assert len(load_run(made.path).trials) == 1
-
-
 def test_what_is_not_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected the folder of a run"):
         load_run(tmp_path / "missing")
@@ -78,26 +56,9 @@ def test_what_is_not_a_run_is_named(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"schema_version": 2, "cells": []}, "schema_version 2, expected 1"),
-        ({"cells": []}, "schema_version None, expected 1"),
-        ([], "schema_version None"),
-        ({"schema_version": 1, "rounds": []}, "training run"),
-        ({"schema_version": 1}, "cells: Field required"),
-        ({"schema_version": 1, "cells": [{"attack": "a", "defense": "d", "trials": "many"}]}, "cells.0.trials"),
-    ],
-)
-def test_a_summary_that_cannot_be_read_is_explained(tmp_path: Path, content: object, message: str) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=message):
-        load_run(tmp_path)
-
-
 def test_fields_of_later_versions_do_no_harm(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run").add_all()
-    content = made.summary()
+    content = made.content()
     content["more"] = {"a": 1}
     content["cells"][0]["lpips_vgg"] = {"mean": 0.25, "ci95": None, "worst": 0.2, "median": 0.3}
     (made.path / "summary.json").write_text(json.dumps(content))
@@ -155,30 +116,30 @@ def test_pictures_are_cut_from_their_strips_and_belong_to_their_scores(finished_
 def test_a_picture_outside_the_run_or_damaged_is_left_out(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run")
     made.add("none", "csdlg", 0, 0.1)
-    line = made.trials[0]
-    (tmp_path / "secret.png").write_bytes((made.path / line["images"]["truth"]).read_bytes())
-    (made.path / line["images"]["guess"]).write_bytes(b"no picture")
-    line["images"]["truth"] = "../secret.png"
-    (made.path / "trials.jsonl").write_text(json.dumps(line) + "\n")
+    (trial,) = made.trials
+    assert trial.images is not None
+    assert trial.images.truth is not None
+    (tmp_path / "secret.png").write_bytes((made.path / trial.images.truth).read_bytes())
+    (made.path / trial.images.guess).write_bytes(b"no picture")
+    made.trials = [changed(trial, images=trial.images.model_copy(update={"truth": "../secret.png"}))]
+    made.write()
     pair = build_page(load_run(made.finish())).gallery[0][1][0].pairs[0]
     assert pair.truth is None
     assert pair.guess is None
 
 
 def test_half_of_the_trials_is_where_an_attack_works() -> None:
-    threat = {"attack": "csdlg", "defense": "outpost", "trials": 4}
-    bare = Cell.model_validate({**threat, "defense": "none", "success_rate": 0.5})
-    weak = Cell.model_validate({**threat, "defense": "none", "success_rate": 0.25})
-    levels = {rate: level_of(Cell.model_validate({**threat, "success_rate": rate}), bare) for rate in (0, 0.25, 0.5, 1)}
+    bare, weak = made_cell(success_rate=0.5), made_cell(success_rate=0.25)
+    levels = {rate: level_of(made_cell(defense="outpost", success_rate=rate), bare) for rate in (0, 0.25, 0.5, 1)}
     assert levels == {
         0: ("not-found", False),
         0.25: ("partly", False),
         0.5: ("leaks", False),
         1: ("leaks", False),
     }
-    assert level_of(Cell.model_validate({**threat, "success_rate": 0}), weak) == ("cannot-conclude", True)
-    assert level_of(Cell.model_validate({**threat, "failed": 4}), bare) == ("unknown", False)
-    assert level_of(Cell.model_validate({**threat, "success_rate": 0}), None) == ("cannot-conclude", False)
+    assert level_of(made_cell(defense="outpost", success_rate=0), weak) == ("cannot-conclude", True)
+    assert level_of(made_cell(defense="outpost", failed=4), bare) == ("unknown", False)
+    assert level_of(made_cell(defense="outpost", success_rate=0), None) == ("cannot-conclude", False)
 
 
 def test_the_evidence_of_a_verdict_is_that_of_its_trial(finished_run: Path) -> None:

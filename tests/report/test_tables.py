@@ -55,7 +55,7 @@ def test_csv_of_two_runs_gives_differences_where_both_have_a_figure(runs: list[R
 def test_a_comparison_names_what_else_differs(tmp_path: Path, runs: list[Run]) -> None:
     made = MadeRun(tmp_path / "audit-003")
     made.add("none", "csdlg", 0, 0.1)
-    content = made.summary()
+    content = made.content()
     content["ledger"]["labels"] = "inferred"
     content["scenario"]["model"] = "resnet20"
     (made.path / "summary.json").write_text(json.dumps(content))
@@ -71,7 +71,7 @@ def test_attackers_who_know_more_or_less_are_compared_line_by_line(tmp_path: Pat
     for name, knows in (("blind", ["batch_size"]), ("knowing", ["batch_size", "labels"])):
         made = MadeRun(tmp_path / name)
         made.add("none", "csdlg", 0, 0.1)
-        content = made.summary()
+        content = made.content()
         content["cells"][0]["threat"]["knows"] = content["verdicts"][0]["threat"]["knows"] = knows
         (made.path / "summary.json").write_text(json.dumps(content))
         found.append(load_run(made.path))

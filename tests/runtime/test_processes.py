@@ -89,7 +89,7 @@ class Sum:
 
     def __call__(self, job: tuple[int, Broadcast], tell: Tell[object]) -> torch.Tensor:
         number, model = job
-        return model.params["w"] + number + int(self.examples.images.sum())
+        return model.params["w"] + number + int(self.examples.inputs.sum())
 
 
 @pytest.mark.parametrize("executor", [Inline(), Processes(2)])

@@ -27,9 +27,9 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train
-from leaktight.fl.run_folder import open_run
 from leaktight.fl.state import ClientState
 from leaktight.fl.wire import encode
+from leaktight.results.folder import open_run
 
 KNOWN = {"delta", "noise_std", "fraction_kept", "fraction_noised", "steps"}
 """Figures that a server can compute from the settings and the model alone."""

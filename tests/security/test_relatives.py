@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +19,8 @@ from torch import Tensor
 
 from leaktight.audit.experiment import Site
 from leaktight.audit.plan import AttackEntry, Experiment
-from leaktight.core.protocols import Defense, Progress
+from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
-from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.fl.messages import Train
 
@@ -41,7 +40,7 @@ class Loot:
 
 
 @dataclass(frozen=True)
-class Walker:
+class Walker(Attack):
     """Knows every path at which clients drew, what they sent without noise, and the code; and has the stream it got.
 
     noise_in: what the update holds beyond the gradient.
@@ -51,15 +50,13 @@ class Walker:
     noise_in: Callable[[Observation], Tensor]
     loot: Loot
 
-    requires: ClassVar[frozenset[Knowledge]] = frozenset()
-
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         self.heard.listening = False
         self.loot.given += [seen, rng, progress]
         self.loot.noise = self.noise_in(seen[0]).numpy()
         self.walk(rng)
         number = seen[0].batch_size or 0
-        guess = Batch(torch.full((number, *seen[0].input_shape), 0.5), torch.zeros(number, dtype=torch.long))
+        guess = Batch(torch.full((number, *seen[0].inputs.shape), 0.5), torch.zeros(number, dtype=torch.long))
         return Reconstruction(guess, float("inf"))
 
     def walk(self, rng: Rng) -> None:
@@ -133,7 +130,7 @@ def audited(tmp_path: Path) -> tuple[Experiment, Walker]:
         experiment = replace(experiment, attacks=(AttackEntry("walker", {}, walker),))
         spec = next(each for each in experiment.trials if each.defense.name == "noise" and each.trial == 0)
         result = Site(experiment)(spec.id, print)
-    assert result.line["error"] is None
+    assert result.trial.error is None
     return experiment, walker
 
 

@@ -38,7 +38,7 @@ def attacked(
 ) -> tuple[list[float], bool]:
     """PSNR of each image, and whether the labels are right."""
     batch: Batch = cifar.train.batch(torch.tensor(places))
-    model = build_model(MODELS["lenet_zhu"](), cifar.shape, cifar.num_classes, init="wide", rng=replayed(seed))
+    model = build_model(MODELS["lenet_zhu"](), cifar.inputs, cifar.num_classes, init="wide", rng=replayed(seed))
     seen = observe(model, batch, cifar.num_classes, local=local)
     found = attack.reconstruct([replace(seen, labels=batch.targets.sort().values)], rng=replayed(seed))
     guess = found.guess.inputs[match(found.guess.inputs, batch.inputs)]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.audit.scenes import small_experiment
+from tests.results.made import changed
 
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import run_audit
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
-from leaktight.fl.run_folder import RunFolder
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import Summary
+from leaktight.results.store import read_trials
 from leaktight.runtime.cluster import Ray
 from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Processes
@@ -53,7 +54,7 @@ learning_rate = 0.1
 """
 
 
-def run(experiment: Experiment, folder: Path, executor: Executor) -> dict[str, Any]:
+def run(experiment: Experiment, folder: Path, executor: Executor) -> Summary:
     folder.mkdir()
     return run_audit(experiment, RunFolder(folder), executor=executor, scenario={}, command="")
 
@@ -63,11 +64,11 @@ def test_a_trained_resnet_in_training_mode_with_large_batches_cannot_be_conclude
     path.write_text(TRAINED_RESNET)
     config = complete(load_config(path), trials=None, defenses_named=False)
     summary = run(build_experiment(config, *load_data(config), adaptive=False), tmp_path / "run", Processes())
-    assert summary["ledger"]["batch_norm"] is True
-    assert summary["ledger"]["num_examples"] == 32
-    assert summary["ledger"]["stage"] == "after 2 rounds"
-    assert {each["verdict"] for each in summary["verdicts"]} == {"cannot-conclude"}
-    assert "attack-failed-undefended" in {flag["code"] for flag in summary["flags"]}
+    assert summary.ledger.batch_norm is True
+    assert summary.ledger.num_examples == 32
+    assert summary.ledger.stage == "after 2 rounds"
+    assert {each.verdict for each in summary.verdicts} == {"cannot-conclude"}
+    assert "attack-failed-undefended" in {flag.code for flag in summary.flags}
 
 
 def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
@@ -76,7 +77,6 @@ def test_a_ray_cluster_gives_the_same_trials(tmp_path: Path) -> None:
     found = {}
     for name, executor in (("local", Processes()), ("ray", Ray())):
         run(experiment, tmp_path / name, executor)
-        lines = [json.loads(line) for line in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
-        found[name] = {line["id"]: {**line, "seconds": None} for line in lines}
+        found[name] = {key: changed(trial, seconds=0.0) for key, trial in read_trials(tmp_path / name).items()}
     assert len(found["ray"]) == 8
     assert found["ray"] == found["local"]

@@ -45,7 +45,7 @@ def poisoned(federation: Federation, client: str, seed: int) -> Federation:
     targets = federation.examples.targets.clone()
     order = torch.randperm(share.stop - share.start, generator=replayed(seed).child("poison").public())
     targets[share.start : share.stop] = targets[share.start : share.stop][order]
-    return replace(federation, examples=Examples(federation.examples.images, targets))
+    return replace(federation, examples=Examples(federation.examples.inputs, targets))
 
 
 def dealt(dataset: Dataset, sizes: Sequence[int], seed: int) -> Partition:

@@ -23,7 +23,7 @@ def test_images_of_a_batch_of_one_are_recovered(real_data: Path) -> None:
     for place in (0, 700, 1500):
         batch = cifar.train.batch(torch.tensor([place]))
         model = build_model(
-            MODELS["lenet_zhu"](), cifar.shape, cifar.num_classes, init="wide", rng=replayed(100 + place)
+            MODELS["lenet_zhu"](), cifar.inputs, cifar.num_classes, init="wide", rng=replayed(100 + place)
         )
         found = Grnn().reconstruct([observe(model, batch, cifar.num_classes)], rng=replayed(100 + place))
         assert torch.equal(found.guess.targets, batch.targets)

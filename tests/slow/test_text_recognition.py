@@ -13,8 +13,8 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
 from leaktight.core.protocols import Aggregator
 from leaktight.core.types import Examples
-from leaktight.data.alphabet import decode_words
-from leaktight.data.words import Iiit5k
+from leaktight.data.words.collections import Iiit5k
+from leaktight.data.words.images import decode_words
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.fedboosting import FedBoosting
@@ -48,7 +48,7 @@ def test_it_reads_some_real_words(real_data: Path) -> None:
     federation, server = trained(FedAvg())
     data = Iiit5k().load(real_data)
     words = Examples(
-        torch.cat([data.train.images, data.test.images]), torch.cat([data.train.targets, data.test.targets])
+        torch.cat([data.train.inputs, data.test.inputs]), torch.cat([data.train.targets, data.test.targets])
     )
     lengths = (words.targets >= 0).sum(1)
     words = words.take(((lengths >= 3) & (lengths <= 5)).nonzero().flatten())

@@ -15,8 +15,8 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import unflattened
 from leaktight.core.types import Observation, Params, Reconstruction
-from leaktight.defenses.graddefense import unflattened
 
 
 @dataclass(frozen=True, kw_only=True)

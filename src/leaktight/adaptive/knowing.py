@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
-import torch
 from torch import nn
 
 from leaktight.attacks.labels.last_layer import head_gradient
@@ -21,7 +20,8 @@ from leaktight.attacks.matching.objectives import Cosine, LayerCosine, Objective
 from leaktight.attacks.matching.view import Around, View
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.protocols import Attack, Defense, Progress, Report, RoundPlan, Step
+from leaktight.core.inputs import Inputs
+from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Observation, Params, Reconstruction, State, Update
@@ -57,7 +57,7 @@ class Adaptation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knowing:
+class Knowing(Attack):
     """An attack that expects a defense: the composition of `attack`, changed by an adaptation to the defense.
 
     Assumes: what the attack assumes, and the defense with all its settings (DEFENSE). Secrets (keys, noise, moments,
@@ -68,8 +68,19 @@ class Knowing:
     adaptation: Adaptation
 
     @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return self.attack.takes
+
+    @property
     def requires(self) -> frozenset[Knowledge]:
         return self.attack.requires | {Knowledge.DEFENSE}
+
+    @property
+    def labels_from(self) -> LabelSource:
+        return self.attack.labels_from
+
+    def pinned(self, *, onednn: bool) -> Self:
+        return replace(self, attack=self.attack.pinned(onednn=onednn))
 
     def matching(self) -> Matching:
         """The attack before it was adapted."""
@@ -77,6 +88,7 @@ class Knowing:
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         """Find the examples behind one update, or behind several updates of the same examples."""
+        require_seen(self, seen)
         for each in seen:
             require(each, Knowledge.DEFENSE)
             if each.defense != self.adaptation.defense:
@@ -84,8 +96,6 @@ class Knowing:
                     f"expected updates behind {self.adaptation.defense}, for which this attacker was made, "
                     f"got {each.defense}; adapt the attack to that one"
                 )
-        if not seen:
-            raise UsageError("expected at least one observation, got none")
         attack, shown = self.adaptation.prepare(self.matching(), seen)
         attack = replace(attack, matched=Expecting(inner=attack.matched, adaptation=self.adaptation))
         return self.adaptation.solve(attack, shown, rng=rng, progress=progress)
@@ -191,6 +201,5 @@ def labels_from_bias(attack: Matching, seen: Observation) -> Matching:
 def last_weight(model: nn.Module, seen: Observation) -> str:
     """The name of the weight of the linear layer that runs last."""
     example = next(model.parameters())
-    blank = torch.zeros(1, *seen.input_shape, dtype=example.dtype, device=example.device)
-    name, _ = final_linear(model, blank)
+    name, _ = final_linear(model, seen.inputs.blank(1, example))
     return f"{name}.weight" if name else "weight"

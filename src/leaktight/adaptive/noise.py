@@ -12,7 +12,6 @@ import torch
 from leaktight.adaptive.knowing import Adaptation, scale_free
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.priors import TotalVariation
-from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.core.tensors import digest, squared_norm
 from leaktight.core.types import Observation
 from leaktight.defenses.noise import AdditiveNoise
@@ -59,7 +58,7 @@ class KnowsNoise(Adaptation):
             return attack, shown
         contrast = self.contrast or usual_contrast(seen[0])
         weight = prior_weight(shown[0], std * math.sqrt(len(shown) / len(seen)), contrast)
-        smooth = isinstance(attack.optimizer, Lbfgs)
+        smooth = attack.optimizer.smooth
         # Gaussian differences of variance 2 contrast^2 for the smooth form, which counts each twice.
         variation = TotalVariation(form="squared") if smooth else TotalVariation()
         weight = weight / (8 * contrast) if smooth else weight
@@ -92,7 +91,7 @@ def prior_weight(seen: Observation, noise_std: float, contrast: float) -> float:
     size = sum(tensor.numel() for tensor in seen.update.tensors.values())
     square = float(squared_norm(seen.update.tensors.values()))
     signal = max(square - size * noise_std**2, square * _LEAST_SIGNAL**2)
-    pixels = math.prod(seen.input_shape) * (seen.batch_size or 1)
+    pixels = seen.inputs.size * (seen.batch_size or 1)
     return noise_std**2 * pixels / (math.sqrt(signal * square) * contrast) if square else 0.0
 
 

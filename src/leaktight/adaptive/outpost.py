@@ -14,7 +14,6 @@ from leaktight.adaptive.knowing import Adaptation, weighing, zeros_are_the_defen
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.rng import Rng
-from leaktight.core.tasks import Classification
 from leaktight.core.types import Observation, Params
 from leaktight.defenses.outpost import Outpost
 
@@ -22,10 +21,10 @@ from leaktight.defenses.outpost import Outpost
 def _moved(view: View, seen: Observation) -> dict[str, Tensor]:
     """Which entries of an update a random image moves; kernels that see nothing but padding are always zero."""
     names = seen.update.tensors
-    if not isinstance(seen.task, Classification):
+    if not seen.task.one_class:
         return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in names.items()}
     count, like = seen.batch_size or 1, next(iter(view.params.values()))
-    images = torch.rand(count, *seen.input_shape, generator=Rng(0).public()).to(like)
+    images = torch.rand(count, *seen.inputs.shape, generator=Rng(0).public()).to(like)
     labels = torch.arange(count) % seen.num_classes
     with torch.no_grad():
         guess = view.guess(images, labels, view.params, view.buffers, view.starts)

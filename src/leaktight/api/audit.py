@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import Watcher, run_audit
-from leaktight.config.audit import AUDIT_SCENARIO, OWN_SCENARIO, build_experiment, complete, scenario_facts
+from leaktight.config.audit import build_experiment, complete, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config
-from leaktight.fl.run_folder import open_run
-from leaktight.report.html import write_report
+from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
+from leaktight.results.folder import open_run
+from leaktight.results.schema import Plain, Summary
 
 Command = Literal["audit", "tradeoff"]
 
@@ -27,7 +28,7 @@ class PlannedAudit:
     command: Command
     config: Config
     experiment: Experiment
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Plain]
 
     @property
     def rounds(self) -> int:
@@ -47,7 +48,7 @@ class PlannedAudit:
         workers: int | str | None = 1,
         watcher: Watcher | None = None,
         call: str = "",
-    ) -> dict[str, Any]:
+    ) -> Summary:
         """Run what is missing of it in the folder `path`, write its report, and give its summary.
 
         workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
@@ -64,6 +65,8 @@ class PlannedAudit:
                 workers=processes,
                 watcher=watcher,
             )
+            from leaktight.report.html import write_report  # slow to import, and only needed now
+
             write_report(folder.path)
         return summary
 
@@ -97,7 +100,7 @@ def audit(
     workers: int | str | None = 1,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
-) -> dict[str, Any]:
+) -> Summary:
     """Attack every defense in a federated scenario, judge the guesses against controls, and give the summary.
 
     config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords in place of a file, or laid
@@ -122,7 +125,7 @@ def tradeoff(
     workers: int | str | None = 1,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
-) -> dict[str, Any]:
+) -> Summary:
     """As `audit`, and train every defense through all rounds: leakage, accuracy and time, and a recommendation."""
     planned = plan("tradeoff", config, adaptive=adaptive, trials=trials, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)

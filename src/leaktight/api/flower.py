@@ -19,17 +19,18 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config, load_config
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError
-from leaktight.core.rng import parse_key
+from leaktight.core.keys import parse_key
 from leaktight.engines.flower.guarding import guard_mod
 from leaktight.engines.flower.mods import defense_mod
-from leaktight.engines.flower.node import Home
+from leaktight.engines.flower.node import NodeSettings
 from leaktight.engines.flower.node import client_app as make_client_app
 from leaktight.engines.flower.recording import record_updates
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.inprocess import Told
-from leaktight.engines.training import Row, train
+from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.fl.run_folder import open_run
+from leaktight.results.folder import open_run
+from leaktight.results.schema import Round
 
 if TYPE_CHECKING:  # Flower itself is first imported by the engine, which switches its telemetry off
     from flwr.app import Context, Message
@@ -62,7 +63,7 @@ def server_app(config: Path | str) -> ServerApp:
             summary = train(
                 federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_tell
             )
-        LOG.info("done: accuracy %s, model %s", summary["final"]["accuracy"], summary["model_digest"])
+        LOG.info("done: accuracy %s, model %s", summary.final.accuracy, summary.model_digest)
 
     return make_server_app(main)
 
@@ -93,11 +94,11 @@ def _played(
     return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
 
 
-def _home(config: str, message: Message, context: Context) -> Home:
+def _home(config: str, message: Message, context: Context) -> NodeSettings:
     node = context.node_config
     folder, key = node.get("state-dir"), node.get("secret-seed")
     federation = _held(config, str(node.get("data-root", "")))
-    return Home(
+    return NodeSettings(
         federation.keyed(parse_key(str(key))) if key else federation,
         Path(str(folder)) if folder else None,
         reproducible=bool(key),
@@ -127,6 +128,6 @@ def _speak() -> None:
         LOG.propagate = False
 
 
-def _tell(row: Row) -> None:
-    failed = "".join(f"; {client} left out: {reason}" for client, reason in row["failures"].items())
-    LOG.info("round %s: accuracy %s, %s updates%s", row["round"], row["accuracy"], row["clients"], failed)
+def _tell(row: Round) -> None:
+    failed = "".join(f"; {client} left out: {reason}" for client, reason in row.failures.items())
+    LOG.info("round %s: accuracy %s, %s updates%s", row.round, row.accuracy, row.clients, failed)

@@ -21,8 +21,7 @@ from leaktight.core.files import replace_atomically
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
 from leaktight.core.types import Examples
-from leaktight.data.dataset import Dataset
-from leaktight.data.sources import data_root
+from leaktight.data.dataset import Dataset, data_root
 from leaktight.models.gan import Dcgan
 from leaktight.models.gan_training import GanTraining
 
@@ -59,7 +58,7 @@ class PlannedGenerator:
     def run(self, watch: Callable[[int, float, float], None]) -> TrainedGenerator:
         """Train it and write its files. watch: called after each epoch with its number and both losses."""
         start, sheet = time.perf_counter(), self.out.with_suffix(".png")
-        network = self.training.train(self.public, rng=Rng(self.seed).child("generator"), watch=watch)
+        network = self.training.train(self.public, rng=Rng(self.seed).child("generator"), after_epoch=watch)
         notes = _notes(self.config, self.training, self.public, self.seed)
         replace_atomically(self.out, lambda path: save_file(_tensors(network), path, metadata=notes))
         replace_atomically(sheet, _drawing(self.out, self.seed))
@@ -87,11 +86,11 @@ def public_images(dataset: Dataset) -> tuple[Tensor, int]:
     kept = [place for place, image in enumerate(_bytes(dataset.test)) if image not in held]
     if not kept:
         raise UsageError(f"{dataset.name}: every test image is a training image too; nothing is public")
-    return dataset.test.images[kept], len(dataset.test) - len(kept)
+    return dataset.test.inputs[kept], len(dataset.test) - len(kept)
 
 
 def _bytes(examples: Examples) -> list[bytes]:
-    return [image.numpy().tobytes() for image in examples.images]
+    return [image.numpy().tobytes() for image in examples.inputs]
 
 
 def _notes(config: Config, training: GanTraining, public: Tensor, seed: int) -> dict[str, str]:

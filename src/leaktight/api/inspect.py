@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Required, TypeAlias, TypedDict, Unpack
+from typing import Literal, Required, TypeAlias, TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -15,12 +15,13 @@ from leaktight.audit.run import Watcher
 from leaktight.config.inspect import Prepared, Request, prepare
 from leaktight.config.tables import Table, as_list
 from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import ImageShape, Mode, Params
-from leaktight.fl.run_folder import open_run
+from leaktight.core.types import Mode, Params
 from leaktight.inspect.run import run_inspection
-from leaktight.report.html import write_report
+from leaktight.results.folder import open_run
+from leaktight.results.schema import Summary
 
 Tensors: TypeAlias = Path | str | Params
 """Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
@@ -44,7 +45,7 @@ class PlannedInspection:
         workers: int | str | None = 1,
         watcher: Watcher | None = None,
         call: str = "",
-    ) -> dict[str, Any]:
+    ) -> Summary:
         """Run what is missing of it in the folder `path`, write its report, and give its summary."""
         executor, _ = parse_workers(workers)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
@@ -56,6 +57,8 @@ class PlannedInspection:
                 command=called(folder, call or "leaktight.inspect() in Python"),
                 watcher=watcher,
             )
+            from leaktight.report.html import write_report  # slow to import, and only needed now
+
             write_report(folder.path)
         return summary
 
@@ -97,7 +100,7 @@ def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) ->
     request = Request(
         model=model,
         before=_tensors(before),
-        shape=ImageShape(*capture["shape"]),
+        inputs=Images(*capture["shape"]),
         after=None if after is None else _tensors(after),
         update=None if update is None else _tensors(update),
         kind=capture.get("kind"),
@@ -124,7 +127,7 @@ def inspect(
     workers: int | str | None = 1,
     watcher: Watcher | None = None,
     **capture: Unpack[Capture],
-) -> dict[str, Any]:
+) -> Summary:
     """Attack an update that you captured, and give the summary: what can be reconstructed from it.
 
     model: the network, or a kind ("resnet20", "package.module:function"). before: the model that the client got.

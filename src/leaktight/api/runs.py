@@ -6,13 +6,18 @@ from pathlib import Path
 
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
-from leaktight.fl.run_folder import RunFolder, latest_folder, next_folder
+from leaktight.results.folder import RunFolder, latest_folder, next_folder
 from leaktight.runtime.cluster import Ray
 from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Processes
 
 RUNS = Path("runs")
-_PRELOAD = ("torchmetrics.functional.image",)  # the scores import it only when they are computed
+_PRELOAD = (  # what trials import only when they need it: scores, matches, traced graphs
+    "scipy.optimize",
+    "torch._functorch.compile_utils",
+    "torch.fx.experimental.proxy_tensor",
+    "torchmetrics.functional.image",
+)
 
 
 def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from leaktight.api.runs import run_path
 from leaktight.api.scenario import Scenario, Source, configure
@@ -15,13 +15,12 @@ from leaktight.config.settings import Config
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.data.dataset import Dataset
-from leaktight.data.holdings import plot_summary
 from leaktight.data.partition import Partition
 from leaktight.engines import inprocess, training
-from leaktight.engines.training import Engine, Row
+from leaktight.engines.training import Engine
 from leaktight.fl.federation import Federation
-from leaktight.fl.run_folder import RunFolder, open_run
-from leaktight.report.curves import plot_learning_curve
+from leaktight.results.folder import RunFolder, open_run
+from leaktight.results.schema import Round, TrainingSummary
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,13 @@ class PlannedTraining:
         engine: str = "inprocess",
         resume: bool = False,
         workers: int | None = None,
-        after_round: Callable[[Row], None] = lambda row: None,
+        after_round: Callable[[Round], None] = lambda row: None,
         after_client: Callable[[], None] = lambda: None,
-    ) -> dict[str, Any]:
+    ) -> TrainingSummary:
         """Train what is left of it in the folder `path`, draw its curves, and give its summary."""
+        from leaktight.data.holdings import plot_summary  # matplotlib is slow to import
+        from leaktight.report.curves import plot_learning_curve
+
         if engine not in _ENGINES:
             raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
@@ -66,7 +68,7 @@ class PlannedTraining:
                 after_round=after_round,
                 after_client=after_client,
             )
-            plot_learning_curve(folder.summary, folder.path / "curve.png")
+            plot_learning_curve(summary, folder.path / "curve.png")
         return summary
 
 
@@ -88,7 +90,7 @@ def train(
     resume: bool = False,
     workers: int | None = 1,
     **scenario: Unpack[Scenario],
-) -> dict[str, Any]:
+) -> TrainingSummary:
     """Train a federation, and give accuracy, loss, time and bytes of every round.
 
     config, scenario: as `leaktight.audit` has them; several defenses are stacked in their order.

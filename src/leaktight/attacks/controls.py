@@ -17,9 +17,9 @@ from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.inputs import Images
+from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.tasks import Classification
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Reconstruction
@@ -28,7 +28,7 @@ from leaktight.models.surgery import mode_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanImage:
+class MeanImage(Attack):
     """The same image for every example: the mean of the public data where they are known, mid-grey where not.
 
     It does not look at the update, of which only the first is taken. One image where the number of examples is not
@@ -38,18 +38,19 @@ class MeanImage:
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        first = _first(seen)
+        first = require_seen(self, seen)
         public = first.public_data
-        image = torch.full(first.input_shape, 0.5) if public is None else public.inputs.mean(0)
+        image = Images.require(type(self).__name__, first.inputs).grey() if public is None else public.inputs.mean(0)
         count = first.batch_size or 1
         guess = Batch(image.expand(count, *image.shape).clone(), _blind_labels(first, count, rng))
         if progress is not None:
             progress(0, float("nan"), guess.inputs)
-        return Reconstruction(guess, float("nan"), {"source": "grey" if public is None else "public data"})
+        notes = {"source": "grey" if public is None else "public data"}
+        return Reconstruction(guess, float("nan"), notes, first_loss=float("nan"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestPublicImage:
+class NearestPublicImage(Attack):
     """The public images whose own gradients point most nearly where the update does, one per example, none twice.
 
     It shows what is gained by looking a private image up instead of reconstructing it. Each public image is a batch of
@@ -73,8 +74,12 @@ class NearestPublicImage:
         if self.mode not in ("train", "eval"):
             raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
 
+    @property
+    def labels_from(self) -> LabelSource:
+        return "not needed" if self.labels is None else self.labels.source
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        first = _first(seen)
+        first = require_seen(self, seen)
         require(first, *self.requires)
         public, count = first.public_data, first.batch_size or 1
         if public is None or len(public) < count:
@@ -93,11 +98,12 @@ class NearestPublicImage:
             Batch(public.inputs[chosen].clone(), public.targets[chosen].clone()),
             float(distances[best].mean()),
             {"places": chosen.tolist(), "distances": distances[best].tolist()},
+            first_loss=float(distances[0]),
         )
 
     def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
         """Labels to choose images by, (N,), or None."""
-        if not isinstance(seen.task, Classification):
+        if not seen.task.one_class:
             return None
         if seen.labels is not None and len(seen.labels) == count:
             return seen.labels
@@ -108,7 +114,7 @@ class NearestPublicImage:
         sign = -1.0 if seen.update.kind == "delta" else 1.0
         target = {name: sign * tensor for name, tensor in seen.update.tensors.items()}
         objective = Cosine()
-        prepared = objective.prepare(target, seen.model, seen.input_shape)
+        prepared = objective.prepare(target, seen.model, seen.inputs.shape)
         trainer = Trainer(seen.model, LocalTraining(), seen.task, mode=self.mode)
         distances: list[float] = []
         with mode_of(seen.model, self.mode), global_seed(rng.child("dropout")):
@@ -138,19 +144,11 @@ def _gradient(trainer: Trainer, seen: Observation, batch: Batch) -> Params:
     return loss_and_gradient(trainer, seen.broadcast.params, buffers, batch)[1]
 
 
-def _first(seen: Sequence[Observation]) -> Observation:
-    if not seen:
-        raise UsageError("expected at least one observation, got none")
-    return seen[0]
-
-
 def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:
     """Labels without a look at the update."""
     if seen.labels is not None and len(seen.labels) == count:
         return seen.labels.clone()
-    if isinstance(seen.task, Classification):
-        return torch.randint(seen.num_classes, (count,), generator=rng.child("labels").public()).sort().values
-    return torch.full((count, 1), -1)
+    return seen.task.blind_targets(count, seen.num_classes, rng.child("labels").public())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +157,10 @@ class PriorOnly(Preset):
 
     iterations: int = 500
     learning_rate: float = 0.025
+
+    @property
+    def wants_labels(self) -> bool:
+        return True  # its own rule is for one example
 
     def matching(self) -> Matching:
         return replace(

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from leaktight.audit.statistics import Interval, bootstrap
 from leaktight.core.rng import Rng
-from leaktight.metrics import METRICS
-
-Line = Mapping[str, Any]
-"""A line of `trials.jsonl`."""
+from leaktight.results.schema import Role, Threat, Trial, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
 """By metric: the least score of a leaked example, and how far above the controls it has to be."""
@@ -33,41 +29,40 @@ Victim = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One attack on one defense, over all its trials. controls: by victim the best scores without the update."""
+class CellTrials:
+    """The trials of one attack on one defense. controls: by victim the best scores without the update."""
 
-    lines: Sequence[Line]
+    trials: Sequence[Trial]
     controls: Mapping[Victim, Mapping[str, Sequence[float | None]]]
     rng: Rng
 
     @property
     def attack(self) -> str:
-        return str(self.lines[0]["attack"])
+        return self.trials[0].attack
 
     @property
     def defense(self) -> str:
-        return str(self.lines[0]["defense"])
+        return self.trials[0].defense
 
     @property
-    def role(self) -> str:
-        return str(self.lines[0]["role"])
+    def role(self) -> Role:
+        return self.trials[0].role
 
     @property
     def adaptive(self) -> bool:
-        return bool(self.lines[0]["adaptive"])
+        return self.trials[0].adaptive
 
     @property
-    def threat(self) -> Mapping[str, Any]:
-        threat: Mapping[str, Any] = self.lines[0]["threat"]
-        return threat
+    def threat(self) -> Threat:
+        return self.trials[0].threat
 
     @cached_property
-    def done(self) -> list[Line]:
-        return [line for line in self.lines if line["status"] == "done"]
+    def done(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.status == "done"]
 
     @cached_property
-    def leaked(self) -> list[Line]:
-        return [line for line in self.done if leaks(line, self.controls.get(victim_of(line), {}))]
+    def leaked(self) -> list[Trial]:
+        return [trial for trial in self.done if leaks(trial, self._controls(trial))]
 
     @property
     def success_rate(self) -> float | None:
@@ -76,7 +71,7 @@ class Cell:
 
     def values(self, metric: str) -> dict[str, float]:
         """By the id of each finished trial, the mean of a metric over its examples."""
-        found = {line["id"]: score_of(line, metric) for line in self.done}
+        found = {trial.id: trial.score(metric) for trial in self.done}
         return {name: value for name, value in found.items() if value is not None}
 
     def interval(self, metric: str) -> Interval | None:
@@ -85,62 +80,75 @@ class Cell:
     def gain(self, metric: str) -> Interval | None:
         """By how much the attack is better than the best control on the same victims."""
         gains = []
-        for line in self.done:
-            own = score_of(line, metric)
-            best = mean(self.controls.get(victim_of(line), {}).get(metric, ()))
+        for trial in self.done:
+            own = trial.score(metric)
+            best = mean(self._controls(trial).get(metric, ()))
             if own is not None and best is not None:
-                gains.append(own - best if METRICS[metric].leaks_when == "high" else best - own)
+                gains.append(own - best if trial.leaks_when(metric) == "high" else best - own)
         return self._mean(gains, f"gain of {metric}")
 
     def label_accuracy(self) -> Interval | None:
-        known = [line["label_accuracy"] for line in self.done if line["label_accuracy"] is not None]
-        return self._mean(known, "label_accuracy")
+        return self._mean(self.labels_read, "label_accuracy")
+
+    @property
+    def labels_read(self) -> list[float]:
+        """The share of labels that each trial read, where they were not given."""
+        return [trial.label_accuracy for trial in self.done if trial.label_accuracy is not None]
 
     def most_leaking(self, metric: str = "ssim") -> str | None:
         """The id of the trial with the score nearest to the truth."""
         values = self.values(metric)
-        sign = 1 if METRICS[metric].leaks_when == "high" else -1
-        return max(values, key=lambda name: sign * values[name]) if values else None
+        if not values:
+            return None
+        most = max if self.done[0].leaks_when(metric) == "high" else min
+        return most(values, key=lambda name: values[name])
 
     def control(self, metric: str) -> float | None:
         """The mean over the cell's victims of the best score without the update."""
-        return mean([mean(self.controls.get(victim_of(line), {}).get(metric, ())) for line in self.done])
+        return mean([mean(self._controls(trial).get(metric, ())) for trial in self.done])
+
+    def _controls(self, trial: Trial) -> Mapping[str, Sequence[float | None]]:
+        return self.controls.get(victim_of(trial), {})
 
     def _mean(self, values: Sequence[float], name: str) -> Interval | None:
         return bootstrap(values, rng=self.rng.child(name)) if values else None
 
 
-def gather(lines: Sequence[Line], seed: int) -> list[Cell]:
+def gather(trials: Sequence[Trial], seed: int) -> list[CellTrials]:
     """The cells of these trials, in the order of their first ones."""
-    controls = best_controls(lines)
-    groups: dict[tuple[str, str, bool], list[Line]] = {}
-    for line in lines:
-        groups.setdefault((line["defense"], line["attack"], line["adaptive"]), []).append(line)
+    controls = best_controls(trials)
+    groups: dict[tuple[str, str, bool], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.defense, trial.attack, trial.adaptive), []).append(trial)
     root = Rng(seed).child("bootstrap")
     return [
-        Cell(group, controls, root.child(defense, attack, int(adaptive)))
+        CellTrials(group, controls, root.child(defense, attack, int(adaptive)))
         for (defense, attack, adaptive), group in groups.items()
     ]
 
 
-def best_controls(lines: Sequence[Line]) -> dict[Victim, dict[str, list[float | None]]]:
+def best_controls(trials: Sequence[Trial]) -> dict[Victim, dict[str, list[float | None]]]:
     """By victim and metric, the best score of any control for each example."""
     found: dict[Victim, dict[str, list[float | None]]] = {}
-    for line in lines:
-        if line["role"] != "control" or line["status"] != "done":
+    for trial in trials:
+        if trial.role != "control" or trial.status != "done":
             continue
-        best = found.setdefault(victim_of(line), {})
-        for metric, scores in line["scores"].items():
+        best = found.setdefault(victim_of(trial), {})
+        for metric, scores in trial.scores.items():
             if scores is not None:
                 before = best.get(metric, [None] * len(scores))
-                best[metric] = [_better(metric, *pair) for pair in zip(before, scores, strict=True)]
+                better = max if trial.leaks_when(metric) == "high" else min
+                best[metric] = [
+                    better((each for each in pair if each is not None), default=None)
+                    for pair in zip(before, scores, strict=True)
+                ]
     return found
 
 
-def leaks(line: Line, controls: Mapping[str, Sequence[float | None]]) -> bool:
+def leaks(trial: Trial, controls: Mapping[str, Sequence[float | None]]) -> bool:
     """Whether one of the trial's examples leaked, as the head of this file defines it."""
     for metric, (least, margin) in THRESHOLDS.items():
-        scores = line["scores"].get(metric) or []
+        scores = trial.scores.get(metric) or ()
         others = controls.get(metric) or [None] * len(scores)
         for score, control in zip(scores, others, strict=True):
             if score is not None and score >= least and (control is None or score >= control + margin):
@@ -148,22 +156,5 @@ def leaks(line: Line, controls: Mapping[str, Sequence[float | None]]) -> bool:
     return False
 
 
-def victim_of(line: Line) -> Victim:
-    return line["defense"], line["trial"], line["round"]
-
-
-def score_of(line: Line, metric: str) -> float | None:
-    """A trial's score: the mean over its examples."""
-    return mean(line["scores"].get(metric) or ())
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _better(metric: str, one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other) if METRICS[metric].leaks_when == "high" else min(one, other)
+def victim_of(trial: Trial) -> Victim:
+    return trial.defense, trial.trial, trial.round

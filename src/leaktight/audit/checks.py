@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from leaktight.audit.cells import Cell, Line
-from leaktight.audit.plan import UNDEFENDED
+from leaktight.audit.cells import CellTrials
 from leaktight.audit.verdict import MIN_TRIALS, works
+from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Trial
 
 FALLEN = 0.9
 _EXACT = 1e-8
@@ -23,7 +22,7 @@ class Finding:
     defense: str | None = None
     adaptive: bool = False
 
-    def concerns(self, cell: Cell) -> bool:
+    def concerns(self, cell: CellTrials) -> bool:
         """Whether the finding stands beside this cell: its own, or its defense's."""
         if self.attack is None:
             return self.defense == cell.defense
@@ -32,17 +31,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at. facts: of the run as a whole, such as `easier`, how the attacked updates are easier."""
+    """What the checks look at. easier: how the attacked updates are easier than those of training, if they are."""
 
-    cells: Sequence[Cell]
-    facts: Mapping[str, str]
+    cells: Sequence[CellTrials]
+    easier: str | None = None
 
     @property
-    def attacks(self) -> list[Cell]:
+    def attacks(self) -> list[CellTrials]:
         return [cell for cell in self.cells if cell.role == "attack"]
 
     @property
-    def undefended(self) -> list[Cell]:
+    def undefended(self) -> list[CellTrials]:
         return [cell for cell in self.attacks if cell.defense == UNDEFENDED and cell.done]
 
     @property
@@ -61,26 +60,26 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Flag:
+class Raised:
     """A check that was raised, and where."""
 
     check: Check
     finding: Finding
 
-    def plain(self) -> dict[str, Any]:
+    @property
+    def flag(self) -> Flag:
         found = self.finding
-        place = {"attack": found.attack, "defense": found.defense} if found.defense is not None else None
-        return {
-            "code": self.check.code,
-            "cell": place,
-            "raised_if": self.check.raised_if,
-            "advice": self.check.advice,
-            "detail": found.detail,
-        }
+        return Flag(
+            code=self.check.code,
+            cell=None if found.defense is None else FlagPlace(attack=found.attack, defense=found.defense),
+            raised_if=self.check.raised_if,
+            advice=self.check.advice,
+            detail=found.detail,
+        )
 
 
-def raise_flags(evidence: Evidence) -> list[Flag]:
-    return [Flag(check, finding) for check in CHECKS for finding in check.find(evidence)]
+def raise_flags(evidence: Evidence) -> list[Raised]:
+    return [Raised(check, finding) for check in CHECKS for finding in check.find(evidence)]
 
 
 def _weak_attack(evidence: Evidence) -> Iterator[Finding]:
@@ -100,34 +99,34 @@ def _control_not_beaten(evidence: Evidence) -> Iterator[Finding]:
 
 def _unchanged(evidence: Evidence) -> Iterator[Finding]:
     for defense in evidence.defenses:
-        lines = [line for cell in evidence.cells if cell.defense == defense for line in cell.done]
-        same = {(line["trial"], line["round"]) for line in lines if line["update_changed"] is False}
+        done = [trial for cell in evidence.cells if cell.defense == defense for trial in cell.done]
+        same = {(trial.trial, trial.round) for trial in done if trial.update_changed is False}
         if same:
-            tried = len({(line["trial"], line["round"]) for line in lines})
+            tried = len({(trial.trial, trial.round) for trial in done})
             yield Finding(f"in {len(same)} of {tried} updates", defense=defense)
 
 
 def _loss_stuck(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        stuck = [line for line in cell.done if _is_stuck(line)]
+        stuck = [trial for trial in cell.done if _is_stuck(trial)]
         if 2 * len(stuck) > len(cell.done):
             yield _at(cell, f"in {len(stuck)} of {len(cell.done)} trials")
 
 
-def _is_stuck(line: Line) -> bool:
-    first, last = line["first_loss"], line["loss"]
+def _is_stuck(trial: Trial) -> bool:
+    first, last = trial.first_loss, trial.loss
     return first is not None and last is not None and abs(first) > _EXACT and last > FALLEN * first
 
 
 def _not_finite(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        broken = [line for line in cell.done if line["loss"] is None or _missing(line)]
+        broken = [trial for trial in cell.done if trial.loss is None or _missing(trial)]
         if broken:
             yield _at(cell, f"in {len(broken)} of {len(cell.done)} trials")
 
 
-def _missing(line: Line) -> bool:
-    return any(score is None for scores in line["scores"].values() if scores is not None for score in scores)
+def _missing(trial: Trial) -> bool:
+    return any(score is None for scores in trial.scores.values() if scores is not None for score in scores)
 
 
 def _too_few(evidence: Evidence) -> Iterator[Finding]:
@@ -138,9 +137,9 @@ def _too_few(evidence: Evidence) -> Iterator[Finding]:
 
 def _failed(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.cells:
-        failed = [line for line in cell.lines if line["status"] == "failed"]
+        failed = [trial for trial in cell.trials if trial.status == "failed"]
         if failed:
-            yield _at(cell, f"{len(failed)} of {len(cell.lines)}: {failed[0]['error']}")
+            yield _at(cell, f"{len(failed)} of {len(cell.trials)}: {failed[0].error}")
 
 
 def _no_control(evidence: Evidence) -> Iterator[Finding]:
@@ -156,11 +155,11 @@ def _not_adaptive(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _easier(evidence: Evidence) -> Iterator[Finding]:
-    if "easier" in evidence.facts:
-        yield Finding(evidence.facts["easier"])
+    if evidence.easier is not None:
+        yield Finding(evidence.easier)
 
 
-def _at(cell: Cell, detail: str) -> Finding:
+def _at(cell: CellTrials, detail: str) -> Finding:
     return Finding(detail, cell.attack, cell.defense, cell.adaptive)
 
 

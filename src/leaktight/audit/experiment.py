@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import nn
 
-from leaktight.audit.attempt import Attempt, attempt
+from leaktight.audit.attempt import Attempted, Finished, attempt, picture_paths
 from leaktight.audit.judge import judge
-from leaktight.audit.ledger import ledger_of, threat_of
+from leaktight.audit.ledger import LABELS_FOUND, ledger_of, threat_of
 from leaktight.audit.plan import Experiment, TrialSpec
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
@@ -23,9 +22,9 @@ from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
+from leaktight.results.schema import SCHEMA_VERSION, Pictures, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
-SCHEMA_VERSION = 1
 PUBLIC_EXAMPLES = 512
 
 
@@ -52,39 +51,30 @@ class Site:
         order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
         return test.batch(order[:PUBLIC_EXAMPLES])
 
-    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
+    def __call__(self, job: str, tell: Tell[object]) -> Finished:
         """Run the trial of this id: its line for the store, and its two pictures."""
         spec = self.experiment.by_id[job]
         return attempt(self._head(spec), lambda: self._run(spec))
 
-    def _head(self, spec: TrialSpec) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "id": spec.id,
-            "attack": spec.attack.name,
-            "attack_settings": dict(spec.attack.settings),
-            "role": spec.attack.role,
-            "defense": spec.defense.name,
-            "defense_settings": dict(spec.defense.settings),
-            "adaptive": spec.attack.adaptive,
-            "trial": spec.trial,
-            "round": spec.round,
-            "client": self.experiment.victim(spec.trial),
-            "seed": self.experiment.seed,
-            "status": "done",
-            "error": None,
-            "threat": threat_of(spec.attack.threat(self.experiment.threat)),
-            "ledger": {},
-            "scores": {},
-            "label_accuracy": None,
-            "loss": None,
-            "first_loss": None,
-            "update_changed": None,
-            "model_accuracy": self.accuracy.get(state_key(spec.defense.name, spec.round)),
-            "images": None,
-        }
+    def _head(self, spec: TrialSpec) -> TrialHead:
+        return TrialHead(
+            schema_version=SCHEMA_VERSION,
+            id=spec.id,
+            attack=spec.attack.name,
+            attack_settings=dict(spec.attack.settings),
+            role=spec.attack.role,
+            defense=spec.defense.name,
+            defense_settings=dict(spec.defense.settings),
+            adaptive=spec.attack.adaptive,
+            trial=spec.trial,
+            round=spec.round,
+            client=self.experiment.victim(spec.trial),
+            seed=self.experiment.seed,
+            threat=threat_of(spec.attack.threat(self.experiment.threat)),
+            model_accuracy=self.accuracy.get(state_key(spec.defense.name, spec.round)),
+        )
 
-    def _run(self, spec: TrialSpec) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _run(self, spec: TrialSpec) -> Attempted:
         experiment = self.experiment
         if spec.defense.name in self.failed:
             raise LeaktightError(f"training with {spec.defense.name} failed: {self.failed[spec.defense.name]}")
@@ -92,25 +82,23 @@ class Site:
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)
         trace, seen = self._play(spec, federation, lambda trace: threat.observe(trace, victim))
-        first: list[float] = []
-        found = spec.attack.value.reconstruct(
-            seen,
-            rng=experiment.rng(spec.trial).child("attack", spec.attack.name).detached(),
-            progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
-        )
+        rng = experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
+        found = spec.attack.value.reconstruct(seen, rng=rng)
         truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
         judged = judge(found.guess, truth, self.metrics)
         ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
-        line = {
-            "ledger": ledger,
-            "scores": judged.scores,
-            "label_accuracy": judged.label_accuracy if ledger["labels"] in ("inferred", "searched") else None,
-            "loss": found.loss,
-            "first_loss": first[0] if first else None,
-            "update_changed": self._changed(spec, federation, trace, victim),
-            "images": {"size": judged.size, "count": judged.count},
-        }
-        return line, {"truth": judged.truth, "guess": judged.guess}
+        true, guess = picture_paths(spec.id)
+        outcome = TrialOutcome(
+            ledger=ledger,
+            scores=judged.scores,
+            metrics=judged.notes,
+            label_accuracy=judged.label_accuracy if ledger.labels in LABELS_FOUND else None,
+            loss=found.loss,
+            first_loss=found.first_loss,
+            update_changed=self._changed(spec, federation, trace, victim),
+            images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
+        )
+        return outcome, {true: judged.truth, guess: judged.guess}
 
     def _play(
         self, spec: TrialSpec, federation: Federation, observe: Callable[[RoundTrace], Observation]
@@ -144,15 +132,9 @@ class Site:
     def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
         """Play the round that the state stands before."""
         traces: list[RoundTrace] = []
-        plan = replace(federation.plan, rounds=max(federation.plan.rounds, state.server.round + 1))
-        after = inprocess.run(
-            replace(federation, plan=plan),
-            state,
-            workers=1,
-            until=state.server.round + 1,
-            record=traces.append,
-            score=False,
-        )
+        until = state.server.round + 1
+        longer = replace(federation, plan=replace(federation.plan, rounds=max(federation.plan.rounds, until)))
+        after = inprocess.run(longer, state, workers=1, until=until, record=traces.append, score=False)
         return replace(traces[0], public_data=self.public_data), after
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from leaktight.attacks.labels.last_layer import LabelStrategy
-from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.audit.plan import RANDOM_INITS, Experiment, TrialSpec
-from leaktight.core.protocols import Attack
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Reconstruction, RoundTrace
 from leaktight.models.surgery import has_batch_norm
+from leaktight.results.schema import Ledger, Threat
 
-VARIES = "varies"
+LABELS_FOUND = ("inferred", "searched")
+"""How an attack comes by labels that nobody gave it; only then they are scored."""
 
 
-def threat_of(threat: ThreatModel) -> dict[str, Any]:
-    """A threat model as plain values."""
-    return {"server": threat.server, "sees": threat.sees, "knows": sorted(fact.value for fact in threat.knows)}
+def threat_of(threat: ThreatModel) -> Threat:
+    """A threat model as results have it."""
+    return Threat(server=threat.server, sees=threat.sees, knows=tuple(sorted(fact.value for fact in threat.knows)))
 
 
 def ledger_of(
@@ -31,25 +28,25 @@ def ledger_of(
     found: Reconstruction,
     *,
     queries: int,
-) -> dict[str, Any]:
+) -> Ledger:
     """queries: in how many rounds the attacker asked the victim for an update."""
     truth = trace.clients[victim].truth
-    return {
-        "labels": labels_of(spec.attack.value),
-        "batch_size": max(len(step) for step in truth.steps),
-        "num_examples": len(truth.examples),
-        "local_steps": len(truth.steps),
-        "learning_rate": trace.local.learning_rate,
-        "mode": trace.mode,
-        "batch_norm": has_batch_norm(trace.model),
-        "buffers_known": Knowledge.BUFFERS in threat.knows,
-        "init": experiment.init if experiment.init in RANDOM_INITS else f"file {Path(experiment.init).name}",
-        "stage": stage_of(experiment.init, spec.round),
-        "defense_known": Knowledge.DEFENSE in threat.knows,
-        "assumed": [str(note) for note in found.notes.get("assumed", ())],
-        "server": threat.server,
-        "queries": queries,
-    }
+    return Ledger(
+        labels=spec.attack.value.labels_from,
+        batch_size=max(len(step) for step in truth.steps),
+        num_examples=len(truth.examples),
+        local_steps=len(truth.steps),
+        learning_rate=trace.local.learning_rate,
+        mode=trace.mode,
+        batch_norm=has_batch_norm(trace.model),
+        buffers_known=Knowledge.BUFFERS in threat.knows,
+        init=experiment.init if experiment.init in RANDOM_INITS else f"file {Path(experiment.init).name}",
+        stage=stage_of(experiment.init, spec.round),
+        defense_known=Knowledge.DEFENSE in threat.knows,
+        assumed=tuple(str(note) for note in found.notes.get("assumed", ())),
+        server=threat.server,
+        queries=queries,
+    )
 
 
 def stage_of(init: str, round_index: int) -> str:
@@ -61,24 +58,3 @@ def stage_of(init: str, round_index: int) -> str:
     if init in RANDOM_INITS:
         return rounds or "untrained"
     return f"weights of a file, {rounds}" if rounds else "weights of a file"
-
-
-def labels_of(attack: Attack) -> str:
-    """How an attack comes by the labels: "given", "inferred", "searched" or "not needed"."""
-    compose = getattr(attack, "matching", None)
-    labels = getattr(compose() if callable(compose) else attack, "labels", None)
-    if isinstance(labels, Joint):
-        return "searched"
-    if isinstance(labels, Given):
-        return "given"
-    return "inferred" if isinstance(labels, LabelStrategy) else "not needed"
-
-
-def common_ledger(ledgers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The facts that all trials share; "varies" where they do not.
-
-    >>> common_ledger([{"mode": "train", "labels": "given"}, {"mode": "train", "labels": "searched"}])
-    {'mode': 'train', 'labels': 'varies'}
-    """
-    first = ledgers[0] if ledgers else {}
-    return {key: value if all(other.get(key) == value for other in ledgers) else VARIES for key, value in first.items()}

@@ -11,24 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from leaktight.audit.settings import AuditSettings
 from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import ActiveAttack, Attack, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.fl.federation import Federation
+from leaktight.metrics import METRICS
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource
+from leaktight.results.schema import UNDEFENDED, Role
 
-Role = Literal["attack", "control"]
 T = TypeVar("T")
 
-UNDEFENDED = "none"
 RANDOM_INITS = ("default", "wide", "kaiming")
 
 
@@ -105,6 +106,13 @@ class Experiment:
                 raise UsageError(f"audit.targets: no client {name!r}; {suggestion(name, self.federation.shares)}")
         if self.defenses[0].name != UNDEFENDED:
             raise UsageError("expected the undefended federation first: without it no defense can be judged")
+        takes = [
+            *((entry.name, entry.value.takes) for entry in self.defenses),
+            *((entry.name, entry.value.takes) for entry in self.attacks),
+            *((name, METRICS[name].takes) for name in self.settings.image_metrics),
+        ]
+        for name, kinds in takes:
+            require_inputs(name, kinds, self.federation.dataset.inputs)
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -157,8 +165,8 @@ class Experiment:
         base = self.federation
         model = base.trainer.model
         if not self.trains and self.init in RANDOM_INITS:
-            shape, classes = base.dataset.shape, base.dataset.num_classes
-            model = build_model(self.source, shape, classes, init=self.init, rng=self.rng(trial).child("model"))
+            inputs, classes = base.dataset.inputs, base.dataset.num_classes
+            model = build_model(self.source, inputs, classes, init=self.init, rng=self.rng(trial).child("model"))
         alone = replace(base, plan=replace(base.plan, min_clients=None), rng=rng, drawn=self._members(trial))
         return alone.with_trainer(model=model, local=self.attacked).with_defense(defense)
 

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from leaktight.audit import tradeoff
-from leaktight.audit.cells import gather
+from leaktight.audit.attempt import Finished
+from leaktight.audit.cells import LEAKED_IF, gather
+from leaktight.audit.checks import Evidence, raise_flags
 from leaktight.audit.experiment import Site
 from leaktight.audit.plan import Experiment
-from leaktight.audit.states import States, prepare_states
-from leaktight.audit.store import TrialStore, open_store
-from leaktight.audit.summary import summarise
+from leaktight.audit.states import prepare_states
+from leaktight.audit.summary import cell_of, over_time
 from leaktight.audit.verdict import verdicts
 from leaktight.core.errors import LeaktightError
-from leaktight.engines.training import Row
-from leaktight.fl.run_folder import RunFolder
-from leaktight.runtime.executor import Executor
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import SCHEMA_VERSION, Plain, Round, Summary, Trial, common_ledger, metrics_of
+from leaktight.results.store import TrialStore, open_store
+from leaktight.runtime.executor import Executor, Work
 
 
 class Watcher:
     """What is told of a run while it goes on; every method may be left as it is."""
 
-    def round_done(self, defense: str, row: Row) -> None:
+    def round_done(self, defense: str, row: Round) -> None:
         """A round of the training before the attacks."""
 
     def trials_begin(self, done: int, total: int) -> None:
         """So many trials of `total` were there already."""
 
-    def trial_done(self, line: Mapping[str, Any]) -> None:
+    def trial_done(self, trial: Trial) -> None:
         """A trial is on the disk."""
 
 
@@ -37,12 +38,12 @@ def run_audit(
     folder: RunFolder,
     *,
     executor: Executor,
-    scenario: Mapping[str, Any],
+    scenario: Mapping[str, Plain],
     command: str,
     weigh: bool = False,
     workers: int | None = None,
     watcher: Watcher | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Train what has to be trained, run the trials that are missing, write `summary.json`, and give it.
 
     scenario: facts about the scenario in plain words. weigh: train every defense through all rounds and add the
@@ -51,45 +52,52 @@ def run_audit(
     watcher = watcher or Watcher()
     store = open_store(folder.path)
     states = prepare_states(experiment, folder.path, whole=weigh, workers=workers, told=watcher.round_done)
-    _run_trials(experiment, store, states, executor, watcher)
-    lines = [store.trials[spec.id] for spec in experiment.trials]
-    facts = {"easier": easier} if (easier := easier_than_training(experiment)) else {}
-    cells = gather(lines, experiment.seed)
-    summary = {
-        **summarise(lines, seed=experiment.seed, facts=facts),
-        "run": str(folder.path),
-        "command": command,
-        "scenario": dict(scenario),
-        "training_failed": dict(states.failed),
-        "tradeoff": None,
-    }
-    if weigh:
-        rows = [
-            tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name))
-            for each in experiment.defenses
-        ]
-        summary["tradeoff"] = tradeoff.weigh(rows, verdicts(cells))
+    site = Site(experiment, states.packed, states.accuracy, states.failed)
+    run_missing(site, [spec.id for spec in experiment.trials], store, executor, watcher)
+    trials = [store.trials[spec.id] for spec in experiment.trials]
+    cells = gather(trials, experiment.seed)
+    raised = raise_flags(Evidence(cells, easier_than_training(experiment)))
+    concluded = verdicts(cells)
+    rows = [
+        tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name))
+        for each in (experiment.defenses if weigh else ())
+    ]
+    summary = Summary(
+        schema_version=SCHEMA_VERSION,
+        run=str(folder.path),
+        command=command,
+        scenario=dict(scenario),
+        cells=tuple(cell_of(cell, raised) for cell in cells),
+        metrics=metrics_of(trials),
+        leaked_if=LEAKED_IF,
+        verdicts=tuple(concluded),
+        flags=tuple(each.flag for each in raised),
+        ledger=common_ledger(trials),
+        training_failed=dict(states.failed),
+        tradeoff=tradeoff.weigh(rows, concluded) if weigh else None,
+        over_time=over_time(trials, experiment.seed),
+    )
     folder.write_summary(summary)
     return summary
 
 
-def _run_trials(
-    experiment: Experiment, store: TrialStore, states: States, executor: Executor, watcher: Watcher
+def run_missing(
+    work: Work[str, object, Finished], ids: Sequence[str], store: TrialStore, executor: Executor, watcher: Watcher
 ) -> None:
-    missing = [spec for spec in experiment.trials if spec.id not in store.trials]
-    watcher.trials_begin(len(experiment.trials) - len(missing), len(experiment.trials))
-    site = Site(experiment, states.packed, states.accuracy, states.failed)
-    with executor.start(site) as workers:
-        for _, done in workers.run([spec.id for spec in missing]):
-            watcher.trial_done(store.add(done.line, done.pictures))
+    """Run the trials of these ids that are not in the store. work: what makes a trial of its id, see `attempt`."""
+    missing = [each for each in ids if each not in store.trials]
+    watcher.trials_begin(len(ids) - len(missing), len(ids))
+    with executor.start(work) as workers:
+        for _, (trial, pictures) in workers.run(missing):
+            store.add(trial, pictures)
+            watcher.trial_done(trial)
 
 
-def check_something_ran(summary: Mapping[str, Any]) -> None:
+def check_something_ran(summary: Summary) -> None:
     """Raise an error if every attack failed: a summary without a score is no result."""
-    attacks = [cell for cell in summary["cells"] if cell["role"] == "attack"]
-    if all(cell["failed"] == cell["trials"] for cell in attacks):
-        flag = next(flag for flag in summary["flags"] if flag["code"] == "trials-failed")
-        raise LeaktightError(f"every trial failed, the first with: {flag['detail']}; see {summary['run']}")
+    if all(cell.failed == cell.trials for cell in summary.cells if cell.role == "attack"):
+        flag = next(flag for flag in summary.flags if flag.code == "trials-failed")
+        raise LeaktightError(f"every trial failed, the first with: {flag.detail}; see {summary.run}")
 
 
 def easier_than_training(experiment: Experiment) -> str | None:

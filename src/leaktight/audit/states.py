@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from leaktight.audit.experiment import state_key
-from leaktight.audit.plan import UNDEFENDED, Entry, Experiment, slug
+from leaktight.audit.plan import Entry, Experiment, slug
 from leaktight.core.errors import LeaktightError
 from leaktight.core.files import write_private
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
-from leaktight.engines.training import Row, train
+from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
-from leaktight.fl.run_folder import RunFolder
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class States:
 
     packed: Mapping[str, bytes] = field(default_factory=dict)
     accuracy: Mapping[str, float | None] = field(default_factory=dict)
-    training: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    training: Mapping[str, TrainingSummary] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -38,7 +38,7 @@ def prepare_states(
     *,
     whole: bool = False,
     workers: int | None = None,
-    told: Callable[[str, Row], None] = lambda defense, row: None,
+    told: Callable[[str, Round], None] = lambda defense, row: None,
 ) -> States:
     """Train every defense's federation up to its last attacked round, or through all rounds if `whole`.
 
@@ -46,7 +46,7 @@ def prepare_states(
     """
     packed: dict[str, bytes] = {}
     accuracy: dict[str, float | None] = {}
-    training: dict[str, dict[str, Any]] = {}
+    training: dict[str, TrainingSummary] = {}
     failed: dict[str, str] = {}
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
@@ -57,10 +57,10 @@ def prepare_states(
                 raise
             failed[defense.name] = " ".join(str(error).split())
             continue
-        rows = training[defense.name]["rounds"]
+        rows = training[defense.name].rounds
         for round_index in experiment.rounds if experiment.trains else ():
             key = state_key(defense.name, round_index)
-            accuracy[key] = rows[round_index - 1]["accuracy"] if round_index else _first_accuracy(federation)
+            accuracy[key] = rows[round_index - 1].accuracy if round_index else _first_accuracy(federation)
             if round_index:
                 packed[key] = _state_file(folder, defense, round_index).read_bytes()
             else:
@@ -75,8 +75,8 @@ def _train(
     folder: Path,
     whole: bool,
     workers: int | None,
-    told: Callable[[str, Row], None],
-) -> dict[str, Any]:
+    told: Callable[[str, Round], None],
+) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
             write_private(_state_file(folder, defense, state.server.round), pack(state.stored()))

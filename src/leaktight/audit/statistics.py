@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import betaincinv
 
 from leaktight.core.rng import Rng
 
@@ -39,4 +38,6 @@ def upper_bound(successes: int, trials: int) -> float:
     >>> round(upper_bound(0, 5), 2), round(upper_bound(0, 59), 2), upper_bound(3, 3)
     (0.45, 0.05, 1.0)
     """
+    from scipy.special import betaincinv  # slow to import
+
     return 1.0 if successes == trials else float(betaincinv(successes + 1, trials - successes, CONFIDENCE))

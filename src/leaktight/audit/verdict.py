@@ -11,34 +11,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
-from leaktight.audit.cells import Cell
-from leaktight.audit.plan import UNDEFENDED
+from leaktight.audit.cells import CellTrials
 from leaktight.audit.statistics import upper_bound
+from leaktight.results.schema import UNDEFENDED, Threat, Verdict, Word
 
 MOST = 0.5
 MIN_TRIALS = 3
 CLEAR_GAIN: Mapping[str, float] = {"ssim": 0.1, "psnr": 3.0}
 CLEAR_LABELS = 0.7
 
-Word = Literal["leaks", "partly", "not-found", "cannot-conclude"]
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """worst_attack: the one that got closest, and `trial_id` its most leaking trial."""
-
-    defense: str
-    threat: Mapping[str, Any]
-    verdict: Word
-    because: str
-    worst_attack: str | None = None
-    trial_id: str | None = None
-
-
-def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
+def verdicts(cells: Sequence[CellTrials]) -> list[Verdict]:
     """One for each defense and each attacker. An attacker who knows more can do all that others can."""
     attacks = [cell for cell in cells if cell.role == "attack"]
     found = []
@@ -52,23 +36,31 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
 
 
 def judge_defense(
-    defense: str, threat: Mapping[str, Any], own: Sequence[Cell], undefended: Mapping[str, Cell]
+    defense: str, threat: Threat, own: Sequence[CellTrials], undefended: Mapping[str, CellTrials]
 ) -> Verdict:
     """own: the attacks on the defense. undefended: the same attacks without it."""
     done = [cell for cell in own if cell.done]
-    if not done:
-        return Verdict(defense, threat, "cannot-conclude", f"every trial failed: {_first_error(own)}.")
-    worst = max(done, key=_strength)
-    word, because = _weigh(worst, done, undefended)
-    return Verdict(defense, threat, word, because, worst.attack, worst.most_leaking())
+    worst = max(done, key=_strength, default=None)
+    word: Word = "cannot-conclude"
+    because = f"every trial failed: {_first_error(own)}."
+    if worst is not None:
+        word, because = _weigh(worst, done, undefended)
+    return Verdict(
+        defense=defense,
+        threat=threat,
+        verdict=word,
+        because=because,
+        worst_attack=None if worst is None else worst.attack,
+        trial_id=None if worst is None else worst.most_leaking(),
+    )
 
 
-def works(cell: Cell | None) -> bool:
+def works(cell: CellTrials | None) -> bool:
     """Whether an attack reconstructs at least half of its victims."""
     return cell is not None and (cell.success_rate or 0) >= MOST
 
 
-def _weigh(worst: Cell, done: Sequence[Cell], undefended: Mapping[str, Cell]) -> tuple[Word, str]:
+def _weigh(worst: CellTrials, done: Sequence[CellTrials], undefended: Mapping[str, CellTrials]) -> tuple[Word, str]:
     if worst.leaked:
         word: Word = "leaks" if works(worst) else "partly"
         return word, f"{worst.attack} reconstructed {_victims(worst)}: {_scores(worst)}."
@@ -93,20 +85,20 @@ def _weigh(worst: Cell, done: Sequence[Cell], undefended: Mapping[str, Cell]) ->
     )
 
 
-def _traces(cell: Cell) -> str | None:
+def _traces(cell: CellTrials) -> str | None:
     """What an attack got out of an update short of a reconstruction."""
     for metric, least in CLEAR_GAIN.items():
         gain = cell.gain(metric)
         if gain is not None and len(cell.done) >= MIN_TRIALS and gain.low > least:
             return f"{cell.attack} came closer than guesses without the update: {_scores(cell)}"
     labels = cell.label_accuracy()
-    blind = "labels" not in cell.threat["knows"]
+    blind = "labels" not in cell.threat.knows
     if labels is not None and blind and len(cell.done) >= MIN_TRIALS and labels.low > CLEAR_LABELS:
         return f"{cell.attack} read {100 * labels.mean:.0f} % of the labels from the updates"
     return None
 
 
-def _scores(cell: Cell) -> str:
+def _scores(cell: CellTrials) -> str:
     """SSIM and PSNR with those of the controls."""
     parts = []
     for metric, form in (("SSIM", "{:z.2f}"), ("PSNR", "{:z.1f} dB")):
@@ -117,31 +109,31 @@ def _scores(cell: Cell) -> str:
     return ", ".join(parts) or "no score is finite"
 
 
-def _victims(cell: Cell) -> str:
+def _victims(cell: CellTrials) -> str:
     return f"{len(cell.leaked)} of {len(cell.done)} victims"
 
 
-def _strength(cell: Cell) -> tuple[float, float]:
+def _strength(cell: CellTrials) -> tuple[float, float]:
     score = cell.interval("ssim")
     return cell.success_rate or 0.0, -2.0 if score is None else score.mean
 
 
-def _threats(cells: Sequence[Cell], defense: str) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
+def _threats(cells: Sequence[CellTrials], defense: str) -> list[Threat]:
+    found: list[Threat] = []
     for cell in cells:
         if cell.defense == defense and cell.threat not in found:
             found.append(cell.threat)
     return found
 
 
-def _within(threat: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _within(threat: Threat, other: Threat) -> bool:
     """Whether whoever is `other` is able to do what `threat` can."""
-    same = threat["sees"] == other["sees"] and threat["server"] in (other["server"], "curious")
-    return same and set(threat["knows"]) <= set(other["knows"])
+    same = threat.sees == other.sees and threat.server in (other.server, "curious")
+    return same and set(threat.knows) <= set(other.knows)
 
 
-def _first_error(cells: Sequence[Cell]) -> str:
-    return next((str(line["error"]).rstrip(".") for cell in cells for line in cell.lines if line["error"]), "no reason")
+def _first_error(cells: Sequence[CellTrials]) -> str:
+    return next((trial.error.rstrip(".") for cell in cells for trial in cell.trials if trial.error), "no reason")
 
 
 def _listed(names: Sequence[str]) -> str:

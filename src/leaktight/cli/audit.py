@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.config.tables import AUDIT_SCENARIO, read_tables
 
 AUDIT_HELP = """The main job: attack every defense in a federated scenario; verdicts, a table, report.html.
 
@@ -35,6 +36,8 @@ def command(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
+    named = {"attack": attack or (), "defense": defense or ()}
+    read_tables(config, overrides or (), named=named, scenario=AUDIT_SCENARIO)  # errors come before heavy imports
     from rich.console import Console
 
     from leaktight.api.audit import plan
@@ -62,7 +65,7 @@ def command(
     with resumable(path, errors), AuditDisplay(planned.rounds, errors) as display:
         summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
     else:
         console = Console()
         print_audit(summary, console)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import ascii_lowercase
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -14,9 +13,11 @@ from rich.table import Table
 from leaktight.audit.plan import Experiment
 from leaktight.audit.run import Watcher
 from leaktight.cli.console import say
-from leaktight.cli.display import progress_bars
+from leaktight.cli.display import MISSING, progress_bars, shown
+from leaktight.report.words import defense_words, fact
+from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Tradeoff, Trial, Word
 
-VERDICTS: Mapping[str, tuple[str, str]] = {
+VERDICTS: Mapping[Word, tuple[str, str]] = {
     "leaks": ("leaks", "bold red"),
     "partly": ("leaks in part", "yellow"),
     "not-found": ("no leak found by these attacks", "green"),
@@ -25,7 +26,6 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
 COLUMNS = ("attack", "PSNR dB", "SSIM", "worst", "blind", "leaked", "flags")
 """PSNR and SSIM with their 95 % intervals, the SSIM of the worst trial, and of the best guess without the update."""
 TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its share", "front")
-_MISSING = "-"
 
 
 class AuditDisplay(Watcher):
@@ -47,13 +47,13 @@ class AuditDisplay(Watcher):
     ) -> None:
         self.progress.stop()
 
-    def round_done(self, defense: str, row: dict[str, Any]) -> None:
+    def round_done(self, defense: str, row: Round) -> None:
         if defense not in self.rounds:
             self.rounds[defense] = self.progress.add_task(f"training, {defense}", total=self.training)
-        self.progress.update(self.rounds[defense], completed=row["round"])
+        self.progress.update(self.rounds[defense], completed=row.round)
         if not self.console.is_terminal:
-            accuracy = "" if row["accuracy"] is None else f", accuracy {100 * row['accuracy']:.1f} %"
-            say(self.console, f"training, {defense}: round {row['round']} of {self.training}{accuracy}")
+            accuracy = "" if row.accuracy is None else f", accuracy {100 * row.accuracy:.1f} %"
+            say(self.console, f"training, {defense}: round {row.round} of {self.training}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -61,97 +61,92 @@ class AuditDisplay(Watcher):
         if done:
             say(self.console, f"{done} of {total} trials are there already")
 
-    def trial_done(self, line: Mapping[str, Any]) -> None:
+    def trial_done(self, trial: Trial) -> None:
         self.done += 1
         self.progress.update(self.trials, completed=self.done)
         if not self.console.is_terminal:
-            say(self.console, f"{self.done} of {self.total}: {trial_words(line)}")
+            say(self.console, f"{self.done} of {self.total}: {trial_words(trial)}")
 
 
 def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
     """What is about to be done, before it is done."""
-    for name, fact in facts.items():
-        say(console, f"{name}: {fact}")
+    for name, told in facts.items():
+        say(console, f"{name}: {told}")
     attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
     knowing = [f"; {each.name} who knows {each.against}" for each in experiment.attacks if each.adaptive]
     defenses = ", ".join(each.name for each in experiment.defenses)
     say(console, f"{len(experiment.trials)} attacks: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
 
 
-def trial_words(line: Mapping[str, Any]) -> str:
+def trial_words(trial: Trial) -> str:
     """A finished trial on one line."""
-    if line["status"] == "failed":
-        return f"{line['id']} failed: {line['error']}"
-    scores = {name: [each for each in line["scores"].get(name) or () if each is not None] for name in ("psnr", "ssim")}
-    told = [f"{name} {sum(known) / len(known):.2f}" for name, known in scores.items() if known]
-    return f"{line['id']} {' '.join(told)} ({line['seconds']:.1f} s)"
+    if trial.status == "failed":
+        return f"{trial.id} failed: {trial.error}"
+    told = [f"{name} {score:.2f}" for name in ("psnr", "ssim") if (score := trial.score(name)) is not None]
+    return f"{trial.id} {' '.join(told)} ({trial.seconds:.1f} s)"
 
 
-def print_audit(summary: Mapping[str, Any], console: Console) -> None:
+def print_audit(summary: Summary, console: Console) -> None:
     """The table of cells, the verdicts with their evidence, the flags, and the trade-off if there is one."""
-    letters = dict(zip(dict.fromkeys(flag["code"] for flag in summary["flags"]), ascii_lowercase, strict=False))
+    letters = dict(zip(dict.fromkeys(flag.code for flag in summary.flags), ascii_lowercase, strict=False))
     console.print(cells_table(summary, letters))
-    console.print(f"\na trial leaked {summary['leaked_if']}", highlight=False, markup=False)
-    console.print(f"assumed: {ledger_words(summary['ledger'])}\n", highlight=False, markup=False)
-    for verdict in summary["verdicts"]:
-        words, style = VERDICTS[verdict["verdict"]]
-        knowing = ", attacker knows it" if "defense" in verdict["threat"]["knows"] else ""
-        console.print(f"[bold]{_defense(verdict['defense'])}{knowing}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {verdict['because']}", highlight=False, markup=False)
+    console.print(f"\na trial leaked {summary.leaked_if}", highlight=False, markup=False)
+    console.print(f"assumed: {ledger_words(summary.ledger)}\n", highlight=False, markup=False)
+    for verdict in summary.verdicts:
+        words, style = VERDICTS[verdict.verdict]
+        knowing = ", attacker knows it" if "defense" in verdict.threat.knows else ""
+        console.print(f"[bold]{defense_words(verdict.defense)}{knowing}[/]: [{style}]{words}[/]", highlight=False)
+        console.print(f"  {verdict.because}", highlight=False, markup=False)
     console.print()
     for code, letter in letters.items():
-        flag = next(flag for flag in summary["flags"] if flag["code"] == code)
-        console.print(f"({letter}) {code}: {flag['raised_if']}; {flag['advice']}", highlight=False, markup=False)
-    if summary["tradeoff"] is not None:
-        advice = summary["tradeoff"]["recommendation"]
+        flag = next(flag for flag in summary.flags if flag.code == code)
+        console.print(f"({letter}) {code}: {flag.raised_if}; {flag.advice}", highlight=False, markup=False)
+    if summary.tradeoff is not None:
         console.print()
-        console.print(tradeoff_table(summary["tradeoff"]))
-        told = f"recommended: {advice['defense'] or 'none of these'}. {advice['because']}"
-        console.print(told, highlight=False, markup=False)
+        console.print(tradeoff_table(summary.tradeoff))
+        if (advice := summary.tradeoff.recommendation) is not None:
+            told = f"recommended: {advice.defense or 'none of these'}. {advice.because}"
+            console.print(told, highlight=False, markup=False)
 
 
-def ledger_words(ledger: Mapping[str, Any]) -> str:
+def ledger_words(ledger: Ledger) -> str:
     """The facts behind the scores on one line.
 
-    >>> ledger_words({"labels": "given", "local_steps": 1, "batch_norm": False, "assumed": []})
+    >>> ledger_words(Ledger(labels="given", local_steps=1, batch_norm=False, assumed=()))
     'labels given, local steps 1, batch norm no'
     """
-    said = {True: "yes", False: "no"}
-    return ", ".join(
-        f"{name.replace('_', ' ')} {said[value] if isinstance(value, bool) else value}"
-        for name, value in ledger.items()
-        if value != []
-    )
+    said = {name: fact(value) for name, value in ledger.facts().items() if value != ()}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in said.items())
 
 
-def cells_table(summary: Mapping[str, Any], letters: Mapping[str, str]) -> Table:
+def cells_table(summary: Summary, letters: Mapping[str, str]) -> Table:
     """A row for each attack on each defense, the negative controls' best beside it. letters: of the flags.
 
     A plus marks an attacker who knows the defense.
     """
     table = _table(COLUMNS, left=("attack", "flags"))
     before = None
-    for cell in summary["cells"]:
-        if cell["role"] != "attack":
+    for cell in summary.cells:
+        if cell.role != "attack":
             continue
-        if cell["defense"] != before:
-            table.add_row(_defense(cell["defense"]), style="bold")
+        if cell.defense != before:
+            table.add_row(defense_words(cell.defense), style="bold")
         table.add_row(*_cells(cell, letters))
-        before = cell["defense"]
+        before = cell.defense
     return table
 
 
-def tradeoff_table(tradeoff: Mapping[str, Any]) -> Table:
+def tradeoff_table(tradeoff: Tradeoff) -> Table:
     table = _table(TRADEOFF_COLUMNS, left=("defense", "by"))
-    for row in tradeoff["rows"]:
+    for row in tradeoff.rows:
         table.add_row(
-            _defense(row["defense"]),
-            _number(row["leak"]["worst"], "{:z.2f}"),
-            row["leak"]["attack"] or _MISSING,
-            _number(row["accuracy"], "{:.1%}"),
-            _number(row["seconds_per_round"], "{:z.2f}"),
-            _number(row["cost_share"], "{:.1%}"),
-            "yes" if row["on_front"] else "",
+            defense_words(row.defense),
+            shown(row.leak.worst, "{:z.2f}"),
+            row.leak.attack or MISSING,
+            shown(row.accuracy, "{:.1%}"),
+            shown(row.seconds_per_round, "{:z.2f}"),
+            shown(row.cost_share, "{:.1%}"),
+            "yes" if row.on_front else "",
         )
     return table
 
@@ -163,29 +158,20 @@ def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
     return table
 
 
-def _cells(cell: Mapping[str, Any], letters: Mapping[str, str]) -> tuple[str, ...]:
-    done, rate = cell["trials"] - cell["failed"], cell["success_rate"]
+def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"  {cell['attack']}{' +' if cell['adaptive'] else ''}",
-        _spread(cell["psnr"], "{:.0f}"),
-        _spread(cell["ssim"], "{:z.2f}"),
-        _MISSING if cell["ssim"] is None else f"{cell['ssim']['worst']:.2f}",
-        _number(cell["control"]["ssim"], "{:z.2f}"),
-        "failed" if rate is None else f"{round(rate * done)} of {done}",
-        " ".join(letters[code] for code in cell["flags"]),
+        f"  {cell.attack}{' +' if cell.adaptive else ''}",
+        _spread(cell.scores.get("psnr"), "{:.0f}"),
+        _spread(cell.scores.get("ssim"), "{:z.2f}"),
+        shown(cell.worst_of("ssim"), "{:.2f}"),
+        shown(cell.control.get("ssim"), "{:z.2f}"),
+        "failed" if cell.leaked is None else f"{cell.leaked} of {cell.done}",
+        " ".join(letters[code] for code in cell.flags),
     )
 
 
-def _spread(score: Mapping[str, Any] | None, form: str) -> str:
-    if score is None:
-        return _MISSING
-    low, high = (form.format(end) for end in score["ci95"])
-    return f"{form.format(score['mean'])} [{low}, {high}]"
-
-
-def _number(value: float | None, form: str) -> str:
-    return _MISSING if value is None else form.format(value)
-
-
-def _defense(name: str) -> str:
-    return "no defense" if name == "none" else name
+def _spread(score: Score | None, form: str) -> str:
+    if score is None or score.ci95 is None:
+        return MISSING
+    low, high = (shown(end, form) for end in score.ci95)
+    return f"{shown(score.mean, form)} [{low}, {high}]"

@@ -21,9 +21,9 @@ def command(
 
     Example: leaktight data mnist
     """
-    from leaktight.data import sources
+    from leaktight.data import dataset
 
-    root = sources.data_root(data_root)
+    root = dataset.data_root(data_root)
     if name is None:
         _list(root, as_json=as_json)
     else:

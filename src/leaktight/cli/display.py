@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,9 +22,17 @@ from rich.progress import (
 from rich.table import Table
 
 from leaktight.cli.console import say
+from leaktight.report.words import percent
+from leaktight.results.schema import UNDEFENDED, DefenseCost, Round, TrainingSummary
 
 COLUMNS = ("round", "accuracy", "loss", "train loss", "seconds", "defense", "up", "down", "clients")
+MISSING = "-"
 _SHOWN_ROWS = 12
+
+
+def shown(value: float | None, form: str) -> str:
+    """A number in this form, a dash for none."""
+    return MISSING if value is None else form.format(value)
 
 
 def human_bytes(number: float) -> str:
@@ -39,23 +47,23 @@ def human_bytes(number: float) -> str:
     raise AssertionError("unreachable")
 
 
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
+def cells(row: Round) -> tuple[str, ...]:
     """A round as text, in the order of `COLUMNS`; the column of the defense is its share of the clients' time."""
-    failed = f" ({len(row['failures'])} failed)" if row["failures"] else ""
+    failed = f" ({len(row.failures)} failed)" if row.failures else ""
     return (
-        str(row["round"]),
-        "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %",
-        "-" if row["loss"] is None else f"{row['loss']:.4f}",
-        "-" if row["train_loss"] is None else f"{row['train_loss']:.4f}",
-        f"{row['seconds']:.2f}",
-        f"{100 * row['client']['defense_seconds'] / row['client']['seconds']:.1f} %" if row["client"] else "-",
-        human_bytes(row["bytes_up"]),
-        human_bytes(row["bytes_down"]),
-        f"{row['clients']}{failed}",
+        str(row.round),
+        percent(row.accuracy, 2),
+        shown(row.loss, "{:.4f}"),
+        shown(row.train_loss, "{:.4f}"),
+        f"{row.seconds:.2f}",
+        f"{100 * row.client['defense_seconds'] / row.client['seconds']:.1f} %" if row.client else "-",
+        human_bytes(row.bytes_up),
+        human_bytes(row.bytes_down),
+        f"{row.clients}{failed}",
     )
 
 
-def rounds_table(rows: list[dict[str, Any]]) -> Table:
+def rounds_table(rows: Sequence[Round]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
         table.add_column(column, justify="right")
@@ -64,17 +72,18 @@ def rounds_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def defense_line(figures: dict[str, Any]) -> str:
-    """What a defense cost and what it says about itself, from the summary's part about it.
+def defense_line(cost: DefenseCost) -> str:
+    """What a defense cost and what it says about itself.
 
-    >>> defense_line({"kind": "noise", "share_of_time": 0.021, "seconds_per_step": 3e-5, "noise_std": 0.1})
+    >>> told = {"kind": "noise", "share_of_time": 0.021, "seconds_per_step": 3e-5, "noise_std": 0.1}
+    >>> defense_line(DefenseCost.model_validate(told))
     'defense noise: 2.1 % of local training time, 0.03 ms a step; noise_std 0.1'
     """
-    own = dict(figures)
-    kind, share, step = (own.pop(name) for name in ("kind", "share_of_time", "seconds_per_step"))
-    said = "; ".join(f"{name} {value:.4g}{' a round' * name.endswith('_seconds')}" for name, value in own.items())
-    cost = f"defense {kind}: {100 * share:.1f} % of local training time, {1000 * step:.2f} ms a step"
-    return f"{cost}; {said}" if said else cost
+    parts = [f"{name} {value:.4g}{' a round' * name.endswith('_seconds')}" for name, value in cost.figures.items()]
+    if cost.share_of_time is not None and cost.seconds_per_step is not None:
+        step = f"{1000 * cost.seconds_per_step:.2f} ms a step"
+        parts.insert(0, f"{100 * cost.share_of_time:.1f} % of local training time, {step}")
+    return f"defense {cost.kind}: {'; '.join(parts)}"
 
 
 def progress_bars(console: Console, *, transient: bool = False, disable: bool = False) -> Progress:
@@ -97,7 +106,7 @@ class TrainingDisplay:
 
     def __init__(self, rounds: int, clients_per_round: int, console: Console) -> None:
         self.console = console
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Round] = []
         self.clients_per_round = clients_per_round
         self.progress = progress_bars(console)
         self.all_rounds = self.progress.add_task("rounds", total=rounds)
@@ -123,26 +132,26 @@ class TrainingDisplay:
     def client_done(self) -> None:
         self.progress.advance(self.this_round)
 
-    def round_done(self, row: dict[str, Any]) -> None:
+    def round_done(self, row: Round) -> None:
         self.rows.append(row)
-        self.progress.update(self.all_rounds, completed=row["round"])
+        self.progress.update(self.all_rounds, completed=row.round)
         self.progress.reset(self.this_round, total=self.clients_per_round)
         if not self.console.is_terminal:
             self.console.print("\t".join(cells(row)), highlight=False, soft_wrap=True)
 
 
-def print_training(summary: dict[str, Any], path: Path) -> None:
+def print_training(summary: TrainingSummary, path: Path) -> None:
     """The last rounds, what came of the training, and where its files are."""
     console = Console()
-    console.print(rounds_table(summary["rounds"][-5:]))
-    uploaded = sum(row["bytes_up"] for row in summary["rounds"])
+    console.print(rounds_table(summary.rounds[-5:]))
+    uploaded = sum(row.bytes_up for row in summary.rounds)
     say(
         console,
-        f"final accuracy {100 * summary['final']['accuracy']:.2f} %, loss {summary['final']['loss']:.4f}, "
-        f"{summary['seconds']:.1f} s, {human_bytes(uploaded)} sent by clients",
+        f"final accuracy {percent(summary.final.accuracy, 2)}, loss {shown(summary.final.loss, '{:.4f}')}, "
+        f"{summary.seconds:.1f} s, {human_bytes(uploaded)} sent by clients",
     )
-    if summary["defense"]["kind"] != "none":
-        say(console, defense_line(summary["defense"]))
+    if summary.defense.kind != UNDEFENDED:
+        say(console, defense_line(summary.defense))
     say(console, f"results: {path / 'summary.json'}   curve: {path / 'curve.png'}")
 
 

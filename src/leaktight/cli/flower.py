@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.config.tables import read_tables
 
 
 def command(
@@ -20,6 +21,7 @@ def command(
 
     Example: leaktight flower export my-app my.toml --defense outpost
     """
+    read_tables(config, overrides or (), named={"defense": defense or ()})  # errors before anything heavy is imported
     from rich.console import Console
 
     from leaktight.api.flower_project import export

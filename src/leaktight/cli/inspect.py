@@ -8,6 +8,8 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import typer
 
 from leaktight.cli import options
+from leaktight.config.fields import check_tables
+from leaktight.config.tables import overridden
 from leaktight.core.errors import UsageError
 
 N = TypeVar("N", int, float)
@@ -77,6 +79,9 @@ def command(
         raise UsageError(f"expected --shape C,H,W, got {shape!r}")
     averages, deviations = _numbers(mean, "--mean", float), _numbers(std, "--std", float)
     known = None if labels is None else _numbers(labels, "--labels", int)
+    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
+    tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
+    check_tables(tables, "leaktight inspect")  # errors before anything heavy is imported
     from leaktight.api.inspect import plan
     from leaktight.cli.inspect_display import run
 
@@ -95,7 +100,7 @@ def command(
         labels=known,
         attacks=attack or (),
         truth=truth,
-        settings=[*(f"local.{each}" for each in local or ()), *(overrides or ())],
+        settings=settings,
     )
     run(planned, out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +12,9 @@ from leaktight.api.runs import parse_workers
 from leaktight.audit.run import check_something_ran
 from leaktight.cli.audit_display import VERDICTS, AuditDisplay
 from leaktight.cli.console import called, print_json, resumable, say
+from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
-
-_MISSING = "-"
+from leaktight.results.schema import Summary
 
 
 def announce(prepared: Prepared, console: Console) -> None:
@@ -47,7 +45,7 @@ def run(
     with resumable(path, errors), AuditDisplay(0, errors) as display:
         summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
     else:
         console = Console()
         print_inspection(summary, console)
@@ -56,41 +54,36 @@ def run(
     check_something_ran(summary)
 
 
-def print_inspection(summary: Mapping[str, Any], console: Console) -> None:
+def print_inspection(summary: Summary, console: Console) -> None:
     """A row for each attack, the verdict with its evidence, and the flags."""
     console.print(attacks_table(summary))
     console.print()
-    for verdict in summary["verdicts"]:
-        words, style = VERDICTS[verdict["verdict"]]
-        console.print(f"[bold]{verdict['defense']}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {verdict['because']}", highlight=False, markup=False)
-    for flag in summary["flags"]:
-        where = f" ({flag['cell']['attack']})" if flag["cell"] else ""
+    for verdict in summary.verdicts:
+        words, style = VERDICTS[verdict.verdict]
+        console.print(f"[bold]{verdict.defense}[/]: [{style}]{words}[/]", highlight=False)
+        console.print(f"  {verdict.because}", highlight=False, markup=False)
+    for flag in summary.flags:
+        where = f" ({flag.cell.attack})" if flag.cell else ""
         console.print(
-            f"\n{flag['code']}{where}: {flag['detail']}\n  raised if {flag['raised_if']}; {flag['advice']}",
+            f"\n{flag.code}{where}: {flag.detail}\n  raised if {flag.raised_if}; {flag.advice}",
             highlight=False,
             markup=False,
         )
 
 
-def attacks_table(summary: Mapping[str, Any]) -> Table:
+def attacks_table(summary: Summary) -> Table:
     """The attack's own loss and labels; scores and the best guess without the update where the truth is known."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    scores = ("PSNR dB", "SSIM", "blind SSIM") if summary["truth_given"] else ()
+    scores = ("PSNR dB", "SSIM", "blind SSIM") if summary.truth_given else ()
     for column in ("attack", "first loss", "last loss", *scores, "labels"):
         table.add_column(column, justify="left" if column in ("attack", "labels") else "right")
-    for cell in summary["cells"]:
-        if cell["role"] != "attack":
+    for cell in summary.cells:
+        if cell.role != "attack":
             continue
-        figures = [_number(cell[key], "{:.3g}") for key in ("first_loss", "loss")]
-        if summary["truth_given"]:
-            psnr, ssim = (None if cell[name] is None else cell[name]["mean"] for name in ("psnr", "ssim"))
-            blind = cell["control"]["ssim"]
-            figures += [_number(psnr, "{:.1f}"), _number(ssim, "{:.3f}"), _number(blind, "{:.3f}")]
-        labels = "failed" if cell["failed"] else ",".join(map(str, cell["labels"] or ()))
-        table.add_row(cell["attack"], *figures, labels)
+        figures = [shown(loss, "{:.3g}") for loss in (cell.first_loss, cell.loss)]
+        if summary.truth_given:
+            ssim = (cell.mean_of("ssim"), cell.control.get("ssim"))
+            figures += [shown(cell.mean_of("psnr"), "{:.1f}"), *(shown(each, "{:.3f}") for each in ssim)]
+        labels = "failed" if cell.failed else ",".join(map(str, cell.labels or ()))
+        table.add_row(cell.attack, *figures, labels)
     return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return _MISSING if value is None else form.format(value)

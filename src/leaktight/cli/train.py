@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from leaktight.cli import options
+from leaktight.config.tables import read_tables
 
 
 def command(
@@ -32,6 +33,7 @@ def command(
 
     Example: leaktight train --set federation.rounds=50 --set partition.kind=iid
     """
+    read_tables(config, overrides or (), named={"defense": defense or ()})  # errors before anything heavy is imported
     from rich.console import Console
 
     from leaktight.api.train import plan
@@ -59,6 +61,6 @@ def command(
         say(errors, f"stopped; go on with the same command and --resume --out {path}")
         raise
     if as_json:
-        print_json(summary)
+        print_json(summary.document())
     else:
         print_training(summary, path)

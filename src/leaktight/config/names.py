@@ -32,7 +32,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
             "100 faces of LFW and 100 patches without a face from scikit-image, 25x25 scaled to 32x32 grey, 2 classes.",
         ),
         "rendered_words": Entry(
-            "leaktight.data.rendered_words:RenderedWords",
+            "leaktight.data.words.rendered:RenderedWords",
             "Made-up words drawn in two styles, one like Synth90k and one like SynthText, 32x100 colour; nothing "
             "to download.",
         ),
@@ -90,35 +90,35 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
             "Your own images and labels in an .npz file.",
         ),
         "synth90k": Entry(
-            "leaktight.data.words:Synth90k",
+            "leaktight.data.words.collections:Synth90k",
             "Synth90k (MJSynth): 9 million rendered words, 32x100 colour.",
         ),
         "synthtext": Entry(
-            "leaktight.data.words:SynthText",
+            "leaktight.data.words.collections:SynthText",
             "SynthText in the Wild: 7 million words rendered into photographs, cut out by gt.mat, scaled to "
             "32x100 colour.",
         ),
         "iiit5k": Entry(
-            "leaktight.data.words:Iiit5k",
+            "leaktight.data.words.collections:Iiit5k",
             "IIIT 5K-Words: 5000 words from signs and posters, scaled to 32x100 colour.",
         ),
         "svt": Entry(
-            "leaktight.data.words:Svt",
+            "leaktight.data.words.collections:Svt",
             "Street View Text: words on shop fronts, cut out of photographs by train.xml and test.xml, scaled to "
             "32x100.",
         ),
         "icdar2015": Entry(
-            "leaktight.data.words:Icdar",
+            "leaktight.data.words.collections:Icdar",
             "ICDAR 2015 incidental scene text: cut-out words (word_*.png with gt.txt), scaled to 32x100 colour.",
         ),
         "two_gaussians": Entry(
             "leaktight.data.gaussians:TwoGaussians",
-            "Two sets of points in the plane, each of two Gaussian classes with its own centres and deviation; "
-            "drawn here.",
+            "Two sets of points in the plane, each of two Gaussian classes with its own centres and standard "
+            "deviation.",
         ),
         "joined": Entry(
             "leaktight.data.joined:Joined",
-            "Several data sets as one; where an example is from becomes its group, the natural client.",
+            "Several data sets as one; the data set of an example is its group, the natural client.",
         ),
     },
     "partitions": {
@@ -132,13 +132,11 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "lrp_shards": Entry(
             "leaktight.data.partition:LrpShards",
-            "Data sorted by label and cut into shards, dealt at random: clients get unequal numbers of shards, "
-            "none left over.",
+            "Data sorted by label and cut into shards, assigned at random: clients get different numbers of shards.",
         ),
         "dirichlet": Entry(
             "leaktight.data.partition:Dirichlet",
-            "Each class is divided among the clients in proportions drawn from a Dirichlet; a small alpha is less "
-            "even.",
+            "Each class is divided among the clients in proportions drawn from a Dirichlet; uneven for a small alpha.",
         ),
         "one_class": Entry(
             "leaktight.data.partition:OneClass",
@@ -146,7 +144,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "by_source": Entry(
             "leaktight.data.partition:BySource",
-            "One client per source that the data set names: a writer, or one of several data sets.",
+            "One client per group of the data set: a writer, or one of several joined data sets.",
         ),
         "pooled": Entry(
             "leaktight.data.partition:Pooled",
@@ -310,8 +308,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
     "defenses": {
         "none": Entry(
             "leaktight.core.protocols:Defense",
-            "No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers "
-            "is `state`.",
+            "No defense: every hook is the identity. A subclass has its settings as fields, and its memory in `state`.",
         ),
         "noise": Entry(
             "leaktight.defenses.noise:AdditiveNoise",
@@ -342,8 +339,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "outpost": Entry(
             "leaktight.defenses.outpost:Outpost",
-            "Prunes small gradients, then adds noise where the Fisher information is high; ever more rarely, step "
-            "by step.",
+            "Prunes small gradients, then adds noise where the Fisher information is high; less often at later steps.",
         ),
         "dp_sgd": Entry(
             "leaktight.defenses.dp_sgd:DpSgd",
@@ -352,8 +348,8 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "fed_cdp": Entry(
             "leaktight.defenses.fed_cdp:FedCdp",
-            "Clips the gradient of each example layer by layer, to a norm that may shrink over the rounds, and "
-            "adds noise.",
+            "Clips the gradient of each example layer by layer, to a norm that may decay over the rounds, and adds "
+            "noise.",
         ),
         "client_dp": Entry(
             "leaktight.defenses.client_dp:ClientDp",
@@ -366,7 +362,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
         ),
         "stack": Entry(
             "leaktight.defenses.stack:Stack",
-            "Several defenses in order: each acts on what the ones before it left.",
+            "Several defenses in order: each acts on the output of the one before.",
         ),
         "lrp": Entry(
             "leaktight.defenses.lrp:Lrp",

@@ -6,11 +6,10 @@ import secrets
 from dataclasses import replace
 
 from leaktight.config.settings import Config
+from leaktight.core.keys import KEY_BYTES
 from leaktight.core.rng import Rng
-from leaktight.core.secret import KEY_BYTES
-from leaktight.data.dataset import Dataset
+from leaktight.data.dataset import Dataset, data_root
 from leaktight.data.partition import Partition, Pooled
-from leaktight.data.sources import data_root
 from leaktight.fl.federation import Federation, assemble
 from leaktight.models.initialise import build_model
 from leaktight.models.source import check_fits
@@ -26,9 +25,9 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
     """Clients, server and model as the configuration says, with all of it checked to fit together."""
     rng = Rng(config.seed, key=config.key or secrets.token_bytes(KEY_BYTES))
     model = build_model(
-        config.model.source, dataset.shape, dataset.num_classes, init=config.model.init, rng=rng.child("model")
+        config.model.source, dataset.inputs, dataset.num_classes, init=config.model.init, rng=rng.child("model")
     )
-    check_fits(model, dataset.shape, dataset.num_classes, dataset.task)
+    check_fits(model, dataset.inputs, dataset.num_classes, dataset.task)
     return assemble(
         dataset,
         partition,

@@ -19,8 +19,8 @@ from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES,
 from leaktight.config.tables import Table, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of
 from leaktight.core.errors import ConfigError
+from leaktight.core.keys import parse_key
 from leaktight.core.protocols import Aggregator, Attack, Defense
-from leaktight.core.rng import parse_key
 from leaktight.core.threat import ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.data.dataset import DatasetSource

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from leaktight.config.fields import check_tables
 from leaktight.core.errors import ConfigError, suggestion
 
 Table: TypeAlias = Mapping[str, object]
@@ -38,6 +39,52 @@ rounds = 50
 per_round = 10
 """
 """What runs without a config: everything is embedded, nothing is downloaded."""
+
+OWN_SCENARIO = """
+[partition]
+kind = "iid"
+clients = 20
+[model]
+kind = "lenet_zhu"
+init = "wide"
+activation = "sigmoid"
+[local]
+learning_rate = 0.2
+[federation]
+rounds = 20
+[threat]
+knows = ["batch_size", "buffers", "labels", "local_training"]
+[audit]
+trials = 5
+adapted = ["csdlg"]
+[audit.local]
+epochs = 1
+samples = 1
+batch_size = 1
+"""
+"""What is attacked without a config: updates of one example in one step, labels known, weights that leak well.
+
+No real update is easier, so this is an upper bound. With a model or data of a Python caller, attacks have their own
+strength.
+"""
+
+AUDIT_SCENARIO = (
+    OWN_SCENARIO
+    + """
+[[attack]]
+kind = "csdlg"
+iterations = 8
+[[attack]]
+kind = "dlg"
+iterations = 15
+restarts = 1
+[[attack]]
+kind = "inverting_gradients"
+iterations = 400
+learning_rate = 0.1
+"""
+)
+"""The same with attacks that are quick on the built-in data and network."""
 
 LISTS = ("defense", "attack")
 """The tables of which there may be several."""
@@ -71,6 +118,7 @@ def read_tables(
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
         if name in TABLES and isinstance(tables[name], str | int | float | list):
             raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
+    check_tables(tables, where)
     return tables, where
 
 

@@ -119,7 +119,7 @@ def build(cls: type[T], settings: Mapping[str, object], where: str, table: str, 
 def _value(hint: object, key: str, value: object, where: str, table: str) -> object:
     if is_dataclass(value):
         return value
-    family, several = _family(hint)
+    family, several = family_of(hint)
     if family is None:
         return checked(hint, value, where, f"{table}.{key}")
     if not several:
@@ -129,11 +129,11 @@ def _value(hint: object, key: str, value: object, where: str, table: str) -> obj
     return tuple(choose(family, item, where, f"{table}.{key}") for item in value)
 
 
-def _family(hint: object) -> tuple[Family[object] | None, bool]:
+def family_of(hint: object) -> tuple[Family[object] | None, bool]:
     """The family that a setting of this type is chosen from, if any, and whether it is a list."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and inside:
-        return _family(inside[0])[0], True
+        return family_of(inside[0])[0], True
     candidates = inside if origin in (typing.Union, UnionType) else (hint,)
     found = [_FAMILIES[each] for each in candidates if each in _FAMILIES]
     return (found[0] if found else None), False

@@ -1,1 +1,1 @@
-"""Types, protocols and helpers that know nothing of any method."""
+"""Types, protocols and helpers that are independent of any method."""

@@ -1,7 +1,7 @@
-"""Errors that a user can act on: "expected X, got Y; do Z".
+"""Errors with messages like "expected X, got Y; do Z".
 
-The command line prints the message of a `LeaktightError` on one line. `UsageError` and its children mean that the
-input was wrong (exit code 2); every other one means that the work failed (exit code 1).
+The command line prints the message of a `LeaktightError` on one line. A `UsageError` or a subclass means wrong input
+(exit code 2); any other means that the work failed (exit code 1).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 
 class LeaktightError(Exception):
-    """The work failed for a reason that we can name."""
+    """The work failed for a known reason."""
 
 
 class UsageError(LeaktightError):
-    """The request itself cannot be carried out: bad option, config or input file."""
+    """The input is wrong: a bad option, config or file."""
 
 
 class ConfigError(UsageError):
@@ -23,11 +23,11 @@ class ConfigError(UsageError):
 
 
 class OutsideBudgetError(UsageError):
-    """Something about the data would leave the client that its privacy budget does not count."""
+    """The client would send information about its data that its privacy budget does not count."""
 
 
 class DataError(UsageError):
-    """A data set that is missing, truncated or not what it claims to be."""
+    """A data set that is missing, damaged or of another format."""
 
 
 class DownloadError(LeaktightError):
@@ -35,7 +35,11 @@ class DownloadError(LeaktightError):
 
 
 class ChecksumError(DataError):
-    """A file is not the one that was published."""
+    """A file has another checksum than the published one."""
+
+
+class InputsError(UsageError):
+    """Examples of a kind or size that a method does not take."""
 
 
 class ModelError(UsageError):
@@ -43,15 +47,19 @@ class ModelError(UsageError):
 
 
 class NotDisclosedError(LeaktightError):
-    """An attack asked for a fact that its threat model does not give to the attacker."""
+    """An attack needs a fact that the threat model does not disclose."""
 
 
 class RoundFailedError(LeaktightError):
-    """Too few clients answered for the round to count."""
+    """Too few clients replied for the round to be valid."""
 
 
 class RefusedError(LeaktightError):
-    """A client does not train on the model that it was sent."""
+    """A client refuses to train on the model that it received."""
+
+
+class ResultsError(UsageError):
+    """A result file that is damaged, not Leaktight's, or of a later version."""
 
 
 class CheckpointError(LeaktightError):
@@ -59,7 +67,7 @@ class CheckpointError(LeaktightError):
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
-    """A hint naming the closest valid name, one of the same letters before others, or all when none is close.
+    """A hint with the closest valid name (first one of the same letters), or with all if none is close.
 
     >>> suggestion("digit", ["digits", "photos"])
     "did you mean 'digits'?"

@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of either; and what of a call may be written down."""
+"""Atomic writing of files, and removal of secrets from a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file by a complete new one, or leave it as it is."""
+    """Write a file atomically: a crash leaves the old content or the new, never a part."""
     data = content.encode() if isinstance(content, str) else content
 
     def fill(temporary: Path) -> None:
@@ -24,7 +24,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_private(path: Path, content: bytes | str) -> None:
-    """Replace a file by one that its owner alone can read."""
+    """Write a file atomically that only its owner can read."""
     data = content.encode() if isinstance(content, str) else content
 
     def fill(temporary: Path) -> None:
@@ -35,7 +35,7 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 
 def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a file beside `path` (same suffix), then put it in place of `path` in one step."""
+    """Write a file atomically: `fill` writes a temporary one in the same folder, which then replaces `path`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:

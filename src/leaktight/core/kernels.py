@@ -1,4 +1,4 @@
-"""Whether PyTorch's own kernels for LSTM and CTC may be used: they are quicker, but have first derivatives only."""
+"""Whether PyTorch's kernels for LSTM and CTC may be used: they are faster, but have no second derivative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST_ONLY: ContextVar[bool] = ContextVar("first_derivatives_only", default=Fal
 
 @contextmanager
 def first_derivatives_only() -> Iterator[None]:
-    """What runs inside is differentiated once, by autograd, or not at all; not by `torch.func`, and not twice."""
+    """Promise that code inside is differentiated at most once, by autograd and not by `torch.func`."""
     token = _FIRST_ONLY.set(True)
     try:
         yield
@@ -20,7 +20,7 @@ def first_derivatives_only() -> Iterator[None]:
 
 
 def quick_kernels() -> bool:
-    """Whether a kernel without second derivatives and without a rule for `vmap` will do.
+    """Whether kernels without second derivatives and without `vmap` may be used.
 
     >>> with first_derivatives_only():
     ...     quick_kernels()

@@ -1,4 +1,4 @@
-"""What differential privacy has cost a client so far."""
+"""The privacy budget that a client has spent."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 @dataclass(frozen=True)
 class Spent:
-    """The privacy that a client's messages have cost so far: (epsilon, delta), whoever reads them and whatever they
-    know about how examples were drawn."""
+    """The (epsilon, delta) of all messages of a client so far, against anyone who reads them, even if they know how
+    examples were drawn."""
 
     epsilon: float
     delta: float
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon of a Gaussian mechanism with sensitivity mu times its noise: exact, no sampling.
+    """The exact epsilon, without sampling, of a Gaussian mechanism whose sensitivity is mu times its noise.
 
-    k uses of one with mu_1 have mu = sqrt(k) mu_1. Reference: Balle and Wang 2018, theorem 8; Dong et al. 2022.
+    k uses of a mechanism with mu_1 have mu = sqrt(k) mu_1. Reference: Balle and Wang 2018, theorem 8; Dong et al. 2022.
     """
 
     def holds(epsilon: float) -> bool:

@@ -1,7 +1,7 @@
-"""What can be plugged in: defenses, aggregators, attacks, metrics. Every hook of a base class is the identity.
+"""Interfaces of defenses, aggregators, attacks, guards and metrics. Every hook of a base class is the identity.
 
-A hook takes a value and the state, and gives both back; it never changes its inputs. `rng` is the hook's own place in
-the tree of random streams, `report(name, value)` collects what the method wants to tell about itself.
+A hook takes a value and the state, and returns both; it never changes its inputs. `rng` is the hook's own random
+stream, `report(name, value)` records figures about the method.
 
 The order of a defense's hooks in a round is fixed: `on_round` once; then per local step `on_batch`, the gradient,
 `on_gradient`, the optimiser's step; then `on_update` once. On the server, `on_aggregate` sees the combined change
@@ -10,31 +10,46 @@ before it is applied.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.inputs import ALL_INPUTS, ONLY_IMAGES, Inputs, require_inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
-from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, State, Update, UpdateKind
+from leaktight.core.types import (
+    Batch,
+    Broadcast,
+    Observation,
+    Params,
+    Protection,
+    Reconstruction,
+    State,
+    Update,
+    UpdateKind,
+)
 
 Report: TypeAlias = Callable[[str, float], None]
 Progress: TypeAlias = Callable[[int, float, Tensor | None], None]
 
+LabelSource: TypeAlias = Literal["given", "inferred", "searched", "not needed"]
+"""Where the labels of a guess come from: the threat model, a rule, the search itself."""
+
 T = TypeVar("T")
 
 MANY = 2**31
-"""A number that no federation reaches: no limit."""
+"""More clients than any federation has: no limit."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Something that the server's side of a method asks a client outside training; `kind` names it."""
+    """A question of the server's side of a method to a client, outside training; `kind` names it."""
 
     kind: str
     payload: State
@@ -43,17 +58,17 @@ class Question:
 Questions: TypeAlias = Mapping[str, Question]
 Answers: TypeAlias = Mapping[str, State]
 Conversation: TypeAlias = Generator[Questions, Answers, T]
-"""A method's server side when it needs the clients: it yields questions by client, is sent the answers by client,
-sorted by name, and returns its result. `yield from` puts it inside the protocol's own conversation."""
+"""The server's side of a method that asks clients: it yields questions by client, receives the answers by client,
+sorted by name, and returns its result. `yield from` runs it inside another conversation."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of question that clients agree to answer.
+    """A kind of question that clients answer.
 
-    why: what the answer is for. answer: the names of its fields. each_round: answered once in every round that the
-    client trained in, the kind followed by "/" and the round's number; otherwise once in a run.
-    exact: whether the answer holds figures of the client's data that nothing hides.
+    why: the purpose of the answer. answer: the names of its fields. each_round: answered once in every round that the
+    client trained in, with "/" and the number of the round after the kind; otherwise once in a run.
+    exact: whether the answer has unprotected figures of the client's data.
     """
 
     why: str
@@ -64,7 +79,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """What a client knows about its own data and never sends by itself."""
+    """Facts about a client's data, which it does not send."""
 
     client: str
     num_examples: int
@@ -73,12 +88,12 @@ class ClientFacts:
 
 @dataclass(frozen=True)
 class Member:
-    """A client as the client's side of an aggregator sees it.
+    """A client, for the client's side of an aggregator.
 
     mean_loss: of a model (parameters, buffers) on the client's "train" or "validation" examples, in evaluation mode,
-    with the parts that the client keeps to itself in place of the given ones.
-    applied: the change of the global parameters that the server makes of this change, if it is the only one: what the
-    defense's side at the server does to it included. peers: how many clients there are, as far as it was agreed on.
+    with the client's private parts in place of the given ones.
+    applied: maps a client's change to the change of the global parameters, if it were the only one, including the
+    server's side of the defense. peers: the number of clients, if it was agreed on.
     """
 
     name: str
@@ -89,9 +104,9 @@ class Member:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a client is about to do: the learning rate of each local step, and the server's factor on its loss.
+    """The plan of a client's round: the learning rate of each local step, and the server's factor on its loss.
 
-    steps_per_epoch: after how many steps the examples come round again; None where nobody counts epochs.
+    steps_per_epoch: the steps between two uses of an example; None if unknown.
     """
 
     round: int
@@ -106,11 +121,12 @@ def _no_loss(params: Params, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """One local step, as a defense sees it.
+    """One local step, for a defense.
 
     index: 0 for the first step of the round. gradient: of the mean loss of the batch, by parameter name.
-    per_example: computes the gradients of each example, (N, *shape) by name, when they are asked for.
-    loss: the mean loss of any batch under any parameters, differentiable in both; batch-norm statistics stay put.
+    per_example: computes the gradient of each example, (N, *shape) by name.
+    loss: the mean loss of any batch under any parameters, differentiable in both; it does not change batch-norm
+    statistics.
     """
 
     index: int
@@ -126,17 +142,22 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Defense:
-    """No defense: every hook is the identity. Settings are the fields of the subclass; what it remembers is `state`."""
+class Defense(Protection):
+    """No defense: every hook is the identity. A subclass has its settings as fields, and its memory in `state`."""
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        """The kinds of input that it works on."""
+        return ALL_INPUTS
 
     @property
     def private_parts(self) -> bool:
-        """Whether the model works only with parts that clients keep to themselves, so that they must score it."""
+        """Whether the model needs private parts of the clients, so that only clients can evaluate it."""
         return False
 
     @property
     def private(self) -> bool:
-        """Whether it promises differential privacy, so that nothing else may tell about the data."""
+        """Whether it is differentially private, so that nothing else about the data may be sent."""
         return False
 
     @property
@@ -145,22 +166,22 @@ class Defense:
         return {}
 
     def spent(self, state: State) -> Spent | None:
-        """What a client with this state has spent of its privacy, this round included; None: it does not count."""
+        """The privacy budget that a client with this state has spent, this round included; None if not counted."""
         return None
 
     def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
-        """Once per federation, before the first broadcast: change the network that server and clients share.
+        """Change the shared network, once per federation, before the first broadcast.
 
-        What the model gains here is sent to and fro like the rest of it.
+        Added parameters are sent like all others.
         """
         return model
 
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
-        """Once per client: wrap the model, draw keys, make moments. Parameters the model gains here are private."""
+        """Wrap the model and create the state (keys, moments), once per client. Added parameters are private."""
         return model, {}
 
     def agree(self, clients: Sequence[str]) -> Conversation[None]:
-        """The server's side of what clients settle before the first round (sums, keys)."""
+        """The server's side of an agreement before the first round (sums, keys)."""
         yield from ()
 
     def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
@@ -185,20 +206,19 @@ class Defense:
 
 @dataclass(frozen=True)
 class Aggregator:
-    """How a server turns updates into the next model. Subclasses implement `combine`, or `aggregate` if they must ask.
+    """Combines updates into the next model. Subclasses define `combine`, or `aggregate` if they ask clients.
 
-    `on_update` and `answer` run at the clients, where `state` is the client's own memory of this aggregator; in the
-    other methods it is the server's.
+    `on_update` and `answer` run at the clients, with the client's state; the other methods with the server's.
     """
 
     @property
     def update_kind(self) -> UpdateKind:
-        """What the clients are told to send."""
+        """The kind of update that clients send."""
         return "delta"
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs of a client beside the update: "num_examples", "training_loss". Nothing else is sent."""
+        """Further values that clients send: "num_examples", "training_loss". Others are not sent."""
         return frozenset()
 
     @property
@@ -208,7 +228,7 @@ class Aggregator:
 
     @property
     def sealed(self) -> bool:
-        """Whether updates arrive sealed: then the server combines what it cannot read, and refuses what it can."""
+        """Whether updates are encrypted; the server then refuses plain ones."""
         return False
 
     def start(self, params: Params) -> State:
@@ -216,18 +236,18 @@ class Aggregator:
         return {}
 
     def agree(self, clients: Sequence[str], state: State) -> Conversation[State]:
-        """The server's side of what is settled before the first round (keys), and its new state."""
+        """The server's side of an agreement before the first round (keys). Returns its new state."""
         yield from ()
         return state
 
     def loss_scale(self, num_examples: int, all_examples: Sequence[int]) -> float:
-        """The factor on the loss of a client with so many examples, among clients with `all_examples`."""
+        """The factor on the loss of a client with `num_examples`, among clients with `all_examples`."""
         return 1.0
 
     def on_update(
         self, update: Update, state: State, member: Member, *, broadcast: Broadcast, rng: Rng
     ) -> tuple[Update, State]:
-        """What leaves the client, made of the update that the defense lets out. broadcast: the model it is based on."""
+        """The update that leaves the client, from the defended one. broadcast: the model that it is based on."""
         return update, state
 
     def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
@@ -237,7 +257,7 @@ class Aggregator:
     def aggregate(
         self, updates: Mapping[str, Update], state: State, *, broadcast: Broadcast, rng: Rng
     ) -> Conversation[tuple[Params, State]]:
-        """As `combine`, with questions to the clients. A change of buffers here takes the place of their mean."""
+        """As `combine`, with questions to the clients. A change of buffers replaces their mean."""
         yield from ()
         return self.combine(updates, state)
 
@@ -246,58 +266,94 @@ class Aggregator:
         raise ValueError(f"{type(self).__name__} has no answer to {question.kind!r}")
 
 
-@runtime_checkable
-class Attack(Protocol):
-    """Turns what was seen into a guess. Settings in the constructor, data at call time."""
+@dataclass(frozen=True)
+class Attack(ABC):
+    """Turns what was seen into a guess. Settings are the fields of the subclass, data come at call time.
+
+    A subclass has to write `reconstruct` alone; the rest is what an audit asks of an attack.
+    """
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        """The kinds of input that it can find."""
+        return ONLY_IMAGES
 
     @property
     def requires(self) -> frozenset[Knowledge]:
         """The facts without which it cannot run."""
-        ...
+        return frozenset()
 
-    def reconstruct(
-        self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None
-    ) -> Reconstruction: ...
+    @property
+    def labels_from(self) -> LabelSource:
+        """How it comes by the labels of its guess."""
+        return "not needed"
+
+    def pinned(self, *, onednn: bool) -> Attack:
+        """The attack with everything fixed that would otherwise depend on the machine, such as timed choices.
+
+        onednn: whether to use the convolutions of oneDNN, where that is left open.
+        """
+        return self
+
+    def fitted(self, seen: Observation) -> Attack:
+        """The attack, making do with what this observation holds, where its settings leave that open."""
+        return self
+
+    @abstractmethod
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        """The guess. seen: updates of the same examples, mostly one.
+
+        progress: called with the iteration, the loss and the best guess so far, or None; it must change nothing.
+        """
 
 
-@runtime_checkable
-class ActiveAttack(Attack, Protocol):
+def require_seen(attack: Attack, seen: Sequence[Observation]) -> Observation:
+    """The first of what was seen; an error unless there is one and all show inputs that the attack takes."""
+    if not seen:
+        raise UsageError("expected at least one observation, got none")
+    for each in seen:
+        require_inputs(type(attack).__name__, attack.takes, each.inputs)
+    return seen[0]
+
+
+@dataclass(frozen=True)
+class ActiveAttack(Attack):
     """A malicious server: it may also change what it sends, and ask again. `reconstruct` is given all that came back.
 
     Every query is a round like any other, so that defenses and guards meet it.
     """
 
+    @abstractmethod
     def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
-        """What to send next; None when enough was seen, never at first.
+        """What to send next; None when enough was seen. The first call must not return None.
 
         broadcast: what an honest server would send now, with the network in `model`. An answer with another network in
         `model` hands that out to the clients. seen: the answers to the queries so far.
         """
-        ...
 
 
 class Guard(Protocol):
-    """A client's look at the model that it was sent, before it trains on it."""
+    """A client's check of the model that it received, before training on it."""
 
     def admit(
         self, broadcast: Broadcast, model: nn.Module, inputs: Tensor | None, state: State, *, report: Report
     ) -> State:
-        """What the guard remembers after this model, or `RefusedError`. Nothing is sent to the server.
+        """The guard's new state, or `RefusedError`. Nothing is sent to the server.
 
-        model: the network that was agreed on. inputs: some of the client's own images, (N, C, H, W); None where
-        nothing may depend on them.
+        model: the network that was agreed on. inputs: some of the client's images, (N, C, H, W); None if nothing may
+        depend on them.
         """
         ...
 
     def after(self, update: Update, broadcast: Broadcast, state: State) -> State:
-        """What it remembers after the client's own update of that model."""
+        """The guard's state after the client's own update of that model."""
         ...
 
 
 class Metric(Protocol):
-    """A score of guesses against truths, per example: (N, C, H, W) in [0, 1] twice, to (N,).
+    """A score of each guess against its truth: two tensors (N, C, H, W) in [0, 1] to (N,).
 
-    leaks_when: whether a high or a low score means that the guess shows the truth.
+    leaks_when: whether a high or a low score means that the guess is close to the truth.
     """
 
     name: str

@@ -1,12 +1,12 @@
-"""Randomness as a tree: a stream is named by its path, so a new consumer shifts no other stream.
+"""A tree of random streams, named by their paths, so that a new stream does not change any other.
 
-An `Rng` is a value, not a stream. Ask it for a child, or for a stream to draw from; asking twice gives the same stream
-twice. It has two roots:
+An `Rng` is a value, not a stream. It has children, and streams to draw from; the same call returns the same stream
+again. It has two roots:
 
-- `seed`, for what protects nobody: initial weights, partitions, an attack's first guess. `public()` draws from it, with
-  PyTorch's generator, which keeps 32 bits of a seed.
+- `seed`, for initial weights, partitions, an attack's first guess. `public()` draws from it, with PyTorch's generator,
+  which keeps 32 bits of a seed.
 - `key`, 256 bits, for what protects a client: noise, masks, keys, the order of batches, learning rates. `secret()`
-  draws from it. A tree without a key has no secrets to give and says so.
+  draws from it, and is an error without a key.
 
 >>> a = Rng(7).child("client", 3, "round", 1)
 >>> a == Rng(7).child("client", 3).child("round", 1)
@@ -19,31 +19,33 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.secret import KEY_BYTES, SecretStream
+from leaktight.core.keys import KEY_BYTES
+from leaktight.core.secret import SecretStream
 
 _TYPE_TAG = {int: b"i", str: b"s"}
 _BYTES = b"leaktight secret"  # 16 bytes, the most that BLAKE2b takes
-_STREAM = b"leaktight stream"  # another, so that who is told a place's bytes cannot compute its stream
+_STREAM = b"leaktight stream"  # another, so that `secret_bytes` does not reveal the stream of the same path
 
 
 class NoSecretsError(LeaktightError):
-    """Something that protects a client was to be drawn from a tree that has no secret key."""
+    """A secret was to be drawn without a secret key."""
 
 
 @dataclass(frozen=True)
 class Rng:
-    """A named place in the tree of random streams. Draw on the CPU, then move."""
+    """A node of the tree of random streams. Draw on the CPU, then move to a device."""
 
     seed: int
     path: tuple[int | str, ...] = ()
@@ -55,27 +57,27 @@ class Rng:
 
     @classmethod
     def fresh(cls) -> Rng:
-        """Roots from the operating system's entropy: what a defense in production uses."""
+        """Seed and key from the operating system's entropy, for use in production."""
         return cls(secrets.randbits(128), key=secrets.token_bytes(KEY_BYTES))
 
     def child(self, *path: int | str) -> Rng:
         return Rng(self.seed, self.path + path, self.key)
 
     def keyed(self, key: bytes) -> Rng:
-        """The same place in a tree with this secret key."""
+        """The same path with this secret key."""
         return Rng(self.seed, self.path, key)
 
     def apart(self) -> Rng:
-        """The same place under a key of its own: who holds it can compute the secrets below it and no others."""
+        """The same path with a derived key, from which only the secrets below this node can be computed."""
         return self if self.key is None else self.keyed(self.child("apart").secret_bytes())
 
     def detached(self) -> Rng:
-        """A tree of its own with no key: what an attack is given. No secret can be computed from it, nor, unless the
-        seed is guessed, any other stream of this tree."""
+        """A new tree without a key, for an attack. No secret can be computed from it, nor, unless the seed is
+        guessed, any other stream of this tree."""
         return Rng(self.entropy())
 
     def entropy(self, num_bytes: int = 32) -> int:
-        """An integer that depends on the seed and on the whole path, and on nothing else."""
+        """An integer that depends only on the seed and the whole path."""
         return int.from_bytes(_hashed((self.seed, *self.path), hashlib.blake2b(digest_size=num_bytes)), "big")
 
     def public(self) -> torch.Generator:
@@ -94,8 +96,7 @@ class Rng:
     def _derived(self, num_bytes: int, purpose: bytes) -> bytes:
         if self.key is None:
             raise NoSecretsError(
-                "expected a tree of random streams with a secret key, got one without; "
-                "give the federation its key, or use Rng.fresh()"
+                "expected random streams with a secret key, got none; give the federation its key, or use Rng.fresh()"
             )
         return _hashed(self.path, hashlib.blake2b(digest_size=num_bytes, key=self.key, person=purpose))
 
@@ -107,23 +108,11 @@ def _hashed(parts: tuple[int | str, ...], digest: hashlib.blake2b) -> bytes:
     return digest.digest()
 
 
-def parse_key(text: str) -> bytes:
-    """A secret key from its hexadecimal digits.
-
-    >>> parse_key("00" * 32) == bytes(32)
-    True
-    """
-    digits = text.lower()
-    if len(digits) != 2 * KEY_BYTES or not set(digits) <= set("0123456789abcdef"):
-        raise ValueError(f"expected {2 * KEY_BYTES} hexadecimal digits, got {len(text)} characters")
-    return bytes.fromhex(digits)
-
-
 @contextmanager
 def global_seed(rng: Rng) -> Iterator[None]:
-    """Run code that draws from PyTorch's global generator (initialisation); restore the generator after.
+    """Seed PyTorch's global generator for code that draws from it (initialisation); restore it afterwards.
 
-    This and `secret_model` are the places where the global generator is set.
+    Only this and `secret_model` set the global generator.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.entropy(8) >> 1)  # noqa: TID251
@@ -134,11 +123,11 @@ _model_stream: ContextVar[SecretStream | None] = ContextVar("model_stream", defa
 
 
 class ModelSecrets:
-    """What the random layers of a network draw while it works for a client, over as many passes as there are.
+    """The random numbers of a client's network, over any number of forward passes.
 
-    `drawn_like` takes its noise from the secret stream. What draws from PyTorch's global generator (dropout, the
-    initial weights of a private layer) meets one whose whole state, 19,968 bits, is secret: nobody can try all of them.
-    The generator itself is not a cryptographic one: who knows many of its numbers can compute the others.
+    `drawn_like` takes noise from the secret stream. Code that draws from PyTorch's global generator (dropout, initial
+    weights of a private layer) gets one whose whole state, 19,968 bits, is secret, so that it cannot be searched. That
+    generator is not cryptographic: many of its numbers determine the others.
     """
 
     def __init__(self, rng: Rng) -> None:
@@ -147,7 +136,7 @@ class ModelSecrets:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Run a network that draws from here, going on where the last pass ended."""
+        """Draw from these secrets inside the block, continuing where the last pass ended."""
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._state)
             token = _model_stream.set(self._stream)
@@ -159,17 +148,17 @@ class ModelSecrets:
 
 
 def secret_model(rng: Rng) -> AbstractContextManager[None]:
-    """Run a network whose random layers protect a client; see `ModelSecrets`."""
+    """Give the random layers of a network a client's secrets inside the block; see `ModelSecrets`."""
     return ModelSecrets(rng).drawing()
 
 
 def draws_secrets() -> bool:
-    """Whether networks that run here draw from a client's secrets."""
+    """Whether networks currently draw from a client's secrets."""
     return _model_stream.get() is not None
 
 
 class SecretPasses:
-    """Has every forward pass of a network draw from the round's secrets; copied or stored, it has none to give."""
+    """Hooks that let every forward pass of a network draw from the round's secrets; a copy has no secrets."""
 
     def __init__(self) -> None:
         self.source: ModelSecrets | None = None
@@ -178,12 +167,12 @@ class SecretPasses:
     def drawing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.source is None else self.source.drawing()
 
-    def begin(self, module: nn.Module, inputs: Any) -> None:
+    def begin(self, module: nn.Module, inputs: object) -> None:
         if self.source is not None and not draws_secrets():
             self._open = self.source.drawing()
             self._open.__enter__()
 
-    def end(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+    def end(self, module: nn.Module, inputs: object, outputs: object) -> None:
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
@@ -193,18 +182,21 @@ class SecretPasses:
 
 
 def drawn_like(like: Tensor) -> Tensor:
-    """Normal noise in the shape of a tensor, for a layer of a network; each example has its own, under `vmap` too.
+    """Normal noise in the shape of a tensor, for a layer of a network; different for each example, also under `vmap`.
 
-    Inside `secret_model` it comes from the secret stream, elsewhere from PyTorch's global generator.
+    Inside `secret_model` it is from the secret stream, elsewhere from PyTorch's global generator.
     """
     if not draws_secrets():
         return torch.randn_like(like)
-    noise: Tensor = _SecretNoise.apply(like)  # type: ignore[no-untyped-call]
-    return noise
+    return _secret_noise(like)
+
+
+class _VmapInfo(Protocol):
+    batch_size: int
 
 
 class _SecretNoise(torch.autograd.Function):
-    """A draw that PyTorch's transforms can pass through: a number to `grad`, one for each example to `vmap`."""
+    """A draw that works under PyTorch's transforms: constant for `grad`, different for each example for `vmap`."""
 
     @staticmethod
     def forward(like: Tensor) -> Tensor:
@@ -213,19 +205,23 @@ class _SecretNoise(torch.autograd.Function):
         return stream.normal_like({"": like})[""]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> None:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> None:
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], like: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: _VmapInfo, in_dims: tuple[int | None, ...], like: Tensor) -> tuple[Tensor, int]:
         place = in_dims[0]
         rows = like.movedim(place, 0) if place is not None else like.expand(info.batch_size, *like.shape)
-        noise: Tensor = _SecretNoise.apply(rows)  # type: ignore[no-untyped-call]
-        return noise, 0
+        return _secret_noise(rows), 0
+
+
+def _secret_noise(like: Tensor) -> Tensor:
+    apply: Callable[[Tensor], Tensor] = _SecretNoise.apply
+    return apply(like)
 
 
 def _mersenne_state(stream: SecretStream) -> Tensor:
@@ -239,4 +235,4 @@ def _mersenne_state(stream: SecretStream) -> Tensor:
 
 _WORDS = 624
 _WORDS_AT = 24
-"""Where the words lie in the generator's state, eight bytes each (ATen's CPUGeneratorImplStateLegacy)."""
+"""Offset of the words in the generator's state, eight bytes each (ATen's CPUGeneratorImplStateLegacy)."""

@@ -1,9 +1,11 @@
-"""What a model is trained for: how its outputs are scored against the targets."""
+"""Tasks: the loss and the accuracy of a model's outputs, given the targets."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,23 +17,51 @@ _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
 
 
 class Penalised(NamedTuple):
-    """What a model returns when a term of its own (a KL divergence, say) joins the loss."""
+    """Outputs of a model that adds a term (such as a KL divergence) to the loss."""
 
-    outputs: Any
+    outputs: Tensor
     penalty: Tensor  # (N,), added to the loss of each example
 
 
-class Task(Protocol):
-    """`loss` is differentiable and per example; `correct` says which examples are right."""
+class Task(ABC):
+    """What a model is trained for, and all that depends on it: outputs, targets and how the two are compared.
 
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor: ...
+    one_class: whether a target is one class index (N,). Only then can data be divided by class, and labels be read off
+    the last layer's gradient.
+    """
 
-    def correct(self, outputs: Any, targets: Tensor) -> Tensor: ...
+    one_class: ClassVar[bool] = False
+
+    @abstractmethod
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The loss of each example (N,), differentiable."""
+
+    @abstractmethod
+    def correct(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Which examples are right (N,)."""
+
+    @abstractmethod
+    def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        """Targets of `count` examples, guessed by somebody who has seen nothing."""
+
+    def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
+        """The shape that outputs of shape `got` should have; sizes that the task leaves open are those of `got`."""
+        return got
+
+    def join(self, targets: Sequence[Tensor]) -> Tensor:
+        """The targets of several data sets as one."""
+        return torch.cat([*targets])
+
+    def fault(self, targets: Tensor, num_classes: int) -> str | None:
+        """What is wrong with the targets of a data set, as "X, got Y" where X was expected; None if nothing is."""
+        return None
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """Cross-entropy on logits (N, C). Targets are class indices (N,), or class probabilities (N, C) for attackers."""
+
+    one_class = True
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -39,13 +69,25 @@ class Classification:
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.argmax(1) == targets
 
+    def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(num_classes, (count,), generator=generator).sort().values
+
+    def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
+        return *got[:1], num_classes
+
+    def fault(self, targets: Tensor, num_classes: int) -> str | None:
+        if targets.ndim != 1:
+            return f"labels of one class for each example, got {tuple(targets.shape)}"
+        low, high = int(targets.min()), int(targets.max())
+        return None if 0 <= low <= high < num_classes else f"labels in 0..{num_classes - 1}, got {low}..{high}"
+
 
 @dataclass(frozen=True)
-class WordRecognition:
+class WordRecognition(Task):
     """CTC on log-probabilities (N, T, blank + 1). Targets are words (N, L) of symbol numbers, padded with -1.
 
-    The sum over alignments is written out step by step: PyTorch's own CTC has no second derivative, which attacks that
-    match gradients need. It is used where the first is enough. A word that does not fit into T steps has loss 0.
+    The sum over alignments is computed step by step, because PyTorch's CTC has no second derivative, which gradient
+    matching needs; PyTorch's is used where the first is enough. A word that does not fit into T steps has loss 0.
     Reference: Graves et al., Connectionist Temporal Classification, ICML 2006.
     """
 
@@ -87,8 +129,19 @@ class WordRecognition:
         found, wanted = (F.pad(words, (0, width - words.shape[1]), value=-1) for words in (found, targets))
         return (found == wanted).all(1)
 
+    def blind_targets(self, count: int, num_classes: int, generator: torch.Generator) -> Tensor:
+        """Empty words."""
+        return torch.full((count, 1), -1)
+
+    def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
+        return *got[:1], got[1] if len(got) == 3 else 1, self.blank + 1
+
+    def join(self, targets: Sequence[Tensor]) -> Tensor:
+        width = max(words.shape[1] for words in targets)
+        return torch.cat([F.pad(words, (0, width - words.shape[1]), value=-1) for words in targets])
+
     def decode(self, outputs: Tensor) -> Tensor:
-        """The likeliest symbol of each step, repeats merged and blanks left out: words (N, T) padded with -1."""
+        """The most likely symbol of each step, with repeats merged and without blanks: words (N, T) padded with -1."""
         best = outputs.argmax(2)
         count, steps = best.shape
         kept = (best != self.blank) & (best != F.pad(best[:, :-1], (1, 0), value=self.blank))
@@ -97,14 +150,14 @@ class WordRecognition:
         return words[:, :steps]
 
 
-def example_losses(task: Task, outputs: Any, targets: Tensor) -> Tensor:
-    """The loss of each example (N,), the model's own penalty included."""
+def example_losses(task: Task, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
+    """The loss of each example (N,), including the model's penalty."""
     if isinstance(outputs, Penalised):
         return task.loss(outputs.outputs, targets) + outputs.penalty
     return task.loss(outputs, targets)
 
 
-def correct_examples(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+def correct_examples(task: Task, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
     """Which examples are right (N,), as booleans."""
     plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
     return task.correct(plain, targets).to(torch.bool)

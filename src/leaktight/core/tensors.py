@@ -1,4 +1,4 @@
-"""Helpers over named tensors and nested state, with no knowledge of any method."""
+"""Helpers for named tensors and nested state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -40,10 +39,16 @@ def add(left: Params, right: Params, *, scale: float = 1.0) -> dict[str, Tensor]
     return {name: tensor + scale * right[name] if name in right else tensor for name, tensor in left.items()}
 
 
-def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The sum of squares over all tensors, added up tensor by tensor in float64.
+def unflattened(flat: Tensor, like: Params) -> dict[str, Tensor]:
+    """A vector as tensors with the names, shapes, types and devices of `like`."""
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape).to(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)}
 
-    One float32 sum over millions of elements is off by 2e-4.
+
+def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum of squares over all tensors, in float64.
+
+    A float32 sum over millions of elements has a relative error of 2e-4.
     """
     parts = [tensor.to(torch.float64).square().sum() for tensor in tensors]
     return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
@@ -71,11 +76,11 @@ def digest(tensors: Params) -> str:
     return total.hexdigest()
 
 
-def flatten_state(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split nested state into its tensors, by path, and a JSON-ready skeleton that says where they belong."""
+def flatten_state(state: State) -> tuple[dict[str, Tensor], State]:
+    """Split nested state into its tensors, by path, and a skeleton for JSON with the paths in their place."""
     tensors: dict[str, Tensor] = {}
 
-    def walk(value: Any, path: str) -> Any:
+    def walk(value: object, path: str) -> object:
         match value:
             case Tensor():
                 tensors[path] = value.detach()
@@ -93,10 +98,10 @@ def flatten_state(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {key: walk(item, key) for key, item in state.items()}
 
 
-def unflatten_state(tensors: Params, skeleton: State) -> dict[str, Any]:
+def unflatten_state(tensors: Params, skeleton: State) -> State:
     """The inverse of `flatten_state`; tuples come back as lists."""
 
-    def build(value: Any) -> Any:
+    def build(value: object) -> object:
         if isinstance(value, Mapping):
             if set(value) == {_TENSOR_KEY}:
                 return tensors[value[_TENSOR_KEY]]
@@ -109,7 +114,7 @@ def unflatten_state(tensors: Params, skeleton: State) -> dict[str, Any]:
 
 
 def pack(state: State) -> bytes:
-    """Nested state as the bytes of a safetensors file: what travels and what is stored. Never pickle.
+    """Nested state as the bytes of a safetensors file, to send or to store.
 
     >>> unpack(pack({"a": torch.arange(3), "b": {"c": 1}}))
     {'a': tensor([0, 1, 2]), 'b': {'c': 1}}
@@ -119,7 +124,7 @@ def pack(state: State) -> bytes:
     return bytes(safetensors.torch.save({_HEAD: head, **_unshared(tensors)}))
 
 
-def unpack(packed: bytes) -> dict[str, Any]:
+def unpack(packed: bytes) -> State:
     """The inverse of `pack`."""
     tensors = safetensors.torch.load(packed)
     skeleton = json.loads(tensors.pop(_HEAD).numpy().tobytes())
@@ -127,7 +132,7 @@ def unpack(packed: bytes) -> dict[str, Any]:
 
 
 def _unshared(tensors: Params) -> dict[str, Tensor]:
-    """Contiguous tensors, each with memory of its own, as safetensors demands."""
+    """Contiguous tensors that share no memory, as safetensors requires."""
     seen: set[int] = set()
     result = {}
     for path, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Who the attacker is. `ThreatModel.observe` is the only way from what happened to what the attacker has."""
+"""Threat models. `ThreatModel.observe` is the only function that turns a round into what the attacker sees."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ThreatModel:
     """server: "curious" follows the protocol, "malicious" may also change the model that it sends.
 
     sees: one "client"'s update, or only the "aggregate" of the round (secure aggregation).
-    knows: the facts that the attacker has beside the model and the update. What a client sends it has anyway: the
-    number of examples and the figures that the aggregator needs.
+    knows: facts beside the model and the update. The attacker always has what clients send, such as the number of
+    examples and the figures that the aggregator needs.
     """
 
     server: Literal["curious", "malicious"] = "curious"
@@ -43,7 +43,7 @@ class ThreatModel:
             raise UsageError(f"client {target!r} took no part in the round; {suggestion(target, trace.clients)}")
         if self.sees == "client" and trace.clients[target].update.sealed is not None:
             raise NotDisclosedError(
-                f"the update of {target!r} is encrypted; who lacks the clients' key sees the aggregate alone; "
+                f"the update of {target!r} is encrypted; without the clients' key only the aggregate is visible; "
                 'set threat.sees = "aggregate"'
             )
         members = [target] if self.sees == "client" else sorted(trace.clients)
@@ -55,7 +55,7 @@ class ThreatModel:
             task=trace.task,
             broadcast=trace.broadcast,
             update=update if Knowledge.BUFFERS in self.knows else replace(update, buffers=None),
-            input_shape=trace.input_shape,
+            inputs=trace.inputs,
             num_classes=trace.num_classes,
             labels=_disclosed(targets, count) if Knowledge.LABELS in self.knows else None,
             batch_size=count,
@@ -67,7 +67,7 @@ class ThreatModel:
 
 
 def _summed(trace: RoundTrace) -> Update:
-    """The round's aggregate with the figures that clients sent beside what was summed, by client and name."""
+    """The aggregate of the round, with the figures that clients sent beside it, by client and name."""
     figures = {
         f"{name}.{figure}": value
         for name, client in sorted(trace.clients.items())
@@ -88,11 +88,9 @@ def require(seen: Observation, *facts: Knowledge) -> None:
 
 
 def _disclosed(targets: Tensor, count: int | None) -> Tensor:
-    """Targets in an order that depends on their values alone; where the count is not known, each of them once."""
+    """Sorted targets; if the count is unknown, each distinct one once."""
     if count is None:
         distinct: Tensor = targets.unique(dim=0)
         return distinct
-    if targets.ndim == 1:
-        return targets.sort().values
     order = sorted(range(len(targets)), key=lambda row: targets[row].tolist())
     return targets[torch.tensor(order, dtype=torch.long)]

@@ -1,4 +1,4 @@
-"""The settings of local training: what a client does between receiving a model and sending an update."""
+"""The settings of a client's local training."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class LocalTraining:
     """How a client trains. `epochs` passes over `samples` of its examples, or exactly `steps` steps if given.
 
     epochs: passes over the client's examples of the round.
-    steps: number of local steps instead of epochs; batches go round the data as often as needed.
-    samples: how many of its examples a client uses in a round (None: all), drawn anew every round.
+    steps: number of local steps instead of epochs; the examples are repeated as often as needed.
+    samples: the number of examples that a client uses in a round, drawn again every round; None: all.
     batch_size: examples per step. A last incomplete batch is used, unless `drop_last`.
     optimizer: "sgd" (with momentum, nesterov, weight_decay) or "adam"; its state starts afresh every round.
-    schedule: how the learning rate moves over the rounds.
+    schedule: of the learning rate over the rounds.
     """
 
     epochs: int = 1
@@ -108,7 +108,7 @@ class LocalTraining:
             )
 
     def num_steps(self, num_examples: int) -> int:
-        """How many local steps a client with so many examples takes in a round.
+        """The number of local steps per round of a client with `num_examples` examples.
 
         >>> LocalTraining(epochs=2, batch_size=4).num_steps(10)
         6

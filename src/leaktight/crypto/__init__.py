@@ -1,1 +1,1 @@
-"""Cryptography: what lets a server compute without seeing. Primitives come from the `cryptography` package."""
+"""Homomorphic encryption and secure sums. Primitives are those of the `cryptography` package."""

@@ -1,4 +1,4 @@
-"""Vectors that a server can add up and cannot read: what every homomorphic cipher here offers."""
+"""The interface of homomorphic ciphers: vectors that a server can add up but not read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +16,11 @@ from leaktight.core.rng import Rng
 from leaktight.core.types import State
 
 Values = NDArray[np.float64]
+Noise = NDArray[np.floating]
 
 
 class CipherError(LeaktightError):
-    """Something encrypted that cannot be used."""
+    """Encrypted data that cannot be used."""
 
 
 class WrongKeyError(CipherError):
@@ -28,11 +28,11 @@ class WrongKeyError(CipherError):
 
 
 class CiphertextError(CipherError):
-    """A ciphertext that is truncated, damaged, of another form, or not one at all."""
+    """A ciphertext that is truncated, damaged, of other settings, or not one at all."""
 
 
 class QuantiserOverflowError(CipherError):
-    """A value, or noise, beyond the range that was agreed on for encryption."""
+    """A value or noise outside the agreed range."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class Keys:
 class Sealed:
     """An encrypted vector of `count` values, or an encrypted weighted sum of several.
 
-    cipher, form: with which cipher and settings it was made; only equal ones can be added. key: a hash of its key.
-    weight: the sum of the integer weights in it; 1 for what a client encrypts. noisy: whether noise was added to it.
+    cipher, form: the name of the cipher and its settings; only vectors with the same ones can be added. key: a hash of
+    the public key. weight: the sum of the integer weights; 1 for a client's vector. noisy: whether noise was added.
+    body: the ciphertexts.
     """
 
     cipher: str
@@ -60,13 +61,13 @@ class Sealed:
     body: bytes
 
     def to_state(self) -> State:
-        """As values that a message can hold; the body is a tensor of bytes, which travels without being re-coded."""
+        """As values for a message; the body is a tensor of bytes, which is sent without another encoding."""
         fields = {name: getattr(self, name) for name in ("cipher", "form", "key", "count", "weight", "noisy")}
         return {**fields, "body": torch.frombuffer(bytearray(self.body), dtype=torch.uint8)}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Sealed:
-        """The inverse of `to_state`. Nothing about it is taken on trust."""
+    def from_state(cls, state: State) -> Sealed:
+        """The inverse of `to_state`. Checks every field, since the state may come from anybody."""
         try:
             body = state["body"]
             sealed = cls(
@@ -83,7 +84,7 @@ class Sealed:
             or any(type(number) is not int or number < 1 for number in counts)
             or type(sealed.noisy) is not bool
         ):
-            raise CiphertextError("expected an encrypted vector, got one whose description makes no sense")
+            raise CiphertextError("expected an encrypted vector, got one with invalid fields")
         return sealed
 
 
@@ -91,9 +92,8 @@ class Sealed:
 class Cipher(ABC):
     """A homomorphic cipher for vectors of bounded numbers.
 
-    bound: the largest absolute value that can be encrypted. A client whose update exceeds it cannot take part: nothing
-    is cut off in silence. noise_bound: the largest absolute noise that a mean has room for; 0: none can be added.
-    Encrypted aggregation finds it from its fusion.
+    bound: the largest absolute value that can be encrypted; a larger one is an error. noise_bound: the largest absolute
+    noise on a mean; 0: no noise can be added. Encrypted aggregation computes it from its fusion.
     """
 
     bound: float = 1.0
@@ -117,19 +117,19 @@ class Cipher(ABC):
 
     @abstractmethod
     def finest_noise(self, weight: int) -> float:
-        """The least standard deviation of noise on a mean of this weight that rounding changes by less than 1 %."""
+        """The smallest standard deviation of noise on a mean of this weight that rounding changes by less than 1 %."""
 
     @abstractmethod
     def new_keys(self, rng: Rng | None = None) -> Keys:
-        """A key pair: from the operating system, or from a stream when a run has to be repeated exactly."""
+        """A key pair: from the operating system's entropy, or from `rng` for runs that can be repeated exactly."""
 
     @abstractmethod
     def encrypt(self, values: Values, public: bytes, *, rng: Rng | None = None) -> Sealed:
-        """Encrypt a vector (d,). rng: as for `new_keys`; a stream must not serve twice."""
+        """Encrypt a vector (d,). rng: as for `new_keys`; a stream must not be used twice."""
 
     @abstractmethod
     def combine(
-        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Values | None = None
+        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Noise | None = None
     ) -> Sealed:
         """The encrypted weighted mean of encrypted vectors, plus plain noise (d,) within `noise_bound`, if any."""
 
@@ -146,8 +146,8 @@ class Cipher(ABC):
                 "or lower local.learning_rate"
             )
 
-    def check_noise(self, noise: Values, count: int) -> None:
-        """Raise unless this is noise for so many values and the cipher has room for all of it."""
+    def check_noise(self, noise: Noise, count: int) -> None:
+        """Raise unless this is noise (count,) within `noise_bound`."""
         if noise.shape != (count,):
             raise CipherError(f"expected noise for {count} values, got noise of shape {noise.shape}")
         largest = float(np.abs(noise).max(initial=0.0))
@@ -158,7 +158,7 @@ class Cipher(ABC):
             )
 
     def check_alike(self, vectors: Sequence[Sealed], weights: Sequence[int], key: str) -> None:
-        """Raise unless these vectors can be added up under this public key with these weights."""
+        """Raise unless these vectors can be added with these weights under the public key with hash `key`."""
         if len(vectors) != len(weights) or not vectors:
             raise CipherError(f"expected a weight for each vector, got {len(vectors)} vectors, {len(weights)} weights")
         total = sum(weight * vector.weight for weight, vector in zip(weights, vectors, strict=True))
@@ -172,7 +172,7 @@ class Cipher(ABC):
                 raise CiphertextError("expected vectors without noise in a sum, got one with noise")
 
     def check_own(self, sealed: Sealed, key: str) -> None:
-        """Raise unless a vector was made with this cipher, these settings and this key."""
+        """Raise unless a vector was made with this cipher, its settings and the key with hash `key`."""
         if (sealed.cipher, sealed.form) != (type(self).__name__, self.form):
             raise CiphertextError(
                 f"expected a ciphertext of {type(self).__name__} ({self.form}), got one of "
@@ -183,7 +183,7 @@ class Cipher(ABC):
 
     @property
     def form(self) -> str:
-        """The settings in words: only ciphertexts of one form can be added."""
+        """The settings as text: only ciphertexts with the same settings can be added."""
         return repr(self)
 
 

@@ -1,40 +1,50 @@
-"""CKKS through TenSEAL: approximate sums, in large ciphertexts, at little cost."""
+"""CKKS with TenSEAL: fast, approximate sums in large ciphertexts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
-from leaktight.crypto.cipher import Cipher, CiphertextError, Keys, Sealed, Values, WrongKeyError
+from leaktight.crypto.cipher import Cipher, CiphertextError, Keys, Noise, Sealed, Values, WrongKeyError
 
 _MODULI = {8192: (60, 40, 60), 16384: (60, 40, 40, 60)}
 _SCALE_BITS = 40
-_ROOM = 2.0**18  # bounds that a sum may reach: 60 bits are left of the modulus, 40 are the scale's; 2^20 wraps round
-_MARGIN = 1.1  # of what a mean and its noise can reach; a damaged ciphertext gives numbers far beyond
-_TAG = 16  # bytes of the public key's hash in front of a secret key
+_ROOM = 2.0**18  # the largest sum, in bounds: 60 bits of modulus less 40 of scale are 2^20, which would overflow
+_MARGIN = 1.1  # on the largest mean and noise; a damaged ciphertext decrypts to far larger numbers
+_TAG = 16  # bytes of the public key's hash before a secret key
+
+
+class _CkksVector(Protocol):
+    """`tenseal.CKKSVector`, which has no types."""
+
+    def serialize(self) -> bytes: ...
+    def decrypt(self) -> list[float]: ...
+    def __add__(self, other: _CkksVector | list[float]) -> _CkksVector: ...
+    def __mul__(self, factor: float) -> _CkksVector: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ckks(Cipher):
     """CKKS encryption of floating-point vectors (TenSEAL): quick, approximate, ciphertexts ten times as large.
 
-    ring: the degree of the polynomials, 8192 or 16384; half as many values fit in a ciphertext. Both give 128 bits of
-    security with the moduli used here. 4096 would be too inaccurate.
+    ring: the degree of the polynomials, 8192 or 16384; a ciphertext has half as many values. Both have 128 bits of
+    security with the moduli used here. 4096 is too inaccurate.
 
     Reference: Cheon, Kim, Kim and Song 2017.
-    Assumes: nobody but the holders of the secret key sees decrypted values. A decrypted value carries the error of the
-    encryption, from which the key can be computed (Li and Micciancio 2021); where the server gets the decrypted
-    aggregate, as it does here, choose paillier, whose results are exact.
-    Differs from the others: keys and ciphertexts come from the operating system's entropy, whatever the seed, and a
-    repeated run gives the same numbers only up to the resolution.
+    Assumes: only holders of the secret key see decrypted values. A decrypted value has the error of the encryption,
+    from which the key can be computed (Li and Micciancio 2021); if the server gets the decrypted aggregate, as it does
+    here, choose paillier, whose results are exact.
+    Differs from the others: keys and ciphertexts always use the operating system's entropy, not the seed; a repeated
+    run has the same numbers only up to the resolution.
     """
 
     ring: int = 8192
@@ -51,7 +61,7 @@ class Ckks(Cipher):
 
     @property
     def resolution(self) -> float:
-        """Measured, with room: ten times the largest error seen in a million values at the bound."""
+        """Ten times the largest error measured in a million values at the bound."""
         return 1e-5 * self.bound
 
     @property
@@ -59,7 +69,7 @@ class Ckks(Cipher):
         return 1 << 20
 
     def finest_noise(self, weight: int) -> float:
-        """The resolution, ten times what the encryption's own error can be."""
+        """The resolution, which is ten times the largest error of the encryption."""
         return self.resolution
 
     def new_keys(self, rng: Rng | None = None) -> Keys:
@@ -82,7 +92,7 @@ class Ckks(Cipher):
         return Sealed(type(self).__name__, self.form, _fingerprint(public), len(values), 1, False, body)
 
     def combine(
-        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Values | None = None
+        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Noise | None = None
     ) -> Sealed:
         self.check_alike(vectors, weights, _fingerprint(public))
         context, count, size = _context(public), vectors[0].count, self.ring // 2
@@ -112,8 +122,8 @@ class Ckks(Cipher):
             )
         return values
 
-    def _parted(self, sealed: Sealed, context: Any) -> list[Any]:
-        """The ciphertexts of a vector; damaged ones are an error."""
+    def _parted(self, sealed: Sealed, context: object) -> list[_CkksVector]:
+        """The TenSEAL vectors of a sealed vector; an error if any is damaged."""
         parts, rest = [], sealed.body
         while rest:
             size = int.from_bytes(rest[:8], "big")
@@ -123,10 +133,10 @@ class Ckks(Cipher):
             rest = rest[8 + size :]
         if rest or len(parts) != -(-sealed.count // (self.ring // 2)):
             raise CiphertextError(f"expected {sealed.count} encrypted values, got a truncated or foreign ciphertext")
-        return [_read(_tenseal().ckks_vector_from, context, part) for part in parts]
+        return [_read(context, part) for part in parts]
 
 
-def _tenseal() -> Any:
+def _tenseal() -> ModuleType:
     try:
         return import_module("tenseal")
     except ImportError as error:
@@ -134,18 +144,20 @@ def _tenseal() -> Any:
 
 
 @lru_cache(maxsize=4)
-def _context(data: bytes) -> Any:
+def _context(data: bytes) -> object:
     try:
-        return _tenseal().context_from(data, n_threads=1)
+        context: object = _tenseal().context_from(data, n_threads=1)
+        return context
     except LeaktightError:
         raise
     except Exception as error:
-        raise WrongKeyError(f"expected a key of CKKS, got {len(data)} bytes that are none") from error
+        raise WrongKeyError(f"expected a key of CKKS, got {len(data)} other bytes") from error
 
 
-def _read(reader: Callable[..., Any], context: Any, part: bytes) -> Any:
+def _read(context: object, part: bytes) -> _CkksVector:
     try:
-        return reader(context, part)
+        vector: _CkksVector = _tenseal().ckks_vector_from(context, part)
+        return vector
     except Exception as error:
         raise CiphertextError("expected a ciphertext of CKKS under this key, got something else") from error
 

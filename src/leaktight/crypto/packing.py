@@ -1,8 +1,7 @@
-"""Many bounded numbers in one large integer, so that adding the integers adds all the numbers.
+"""Many bounded numbers packed in one large integer, so that sums of the integers are sums of the numbers.
 
 A value v in [-bound, bound] becomes a whole number from 0 to 2 L: round(v L / bound) + L, L = 2^(value_bits - 1) - 1.
-Each takes a slot of the integer, wide enough for the largest weighted sum and for the noise that may be added to it, so
-that no slot runs over into the next.
+Each has a slot of the integer, wide enough for the largest weighted sum and its noise, so that slots do not overflow.
 
 >>> shape = Slots(value_bits=8, weight_bits=3, bound=1.0, noise_bound=0.0, capacity=64)
 >>> integers = shape.pack(shape.quantise(np.array([0.5, -1.0, 1.0])))
@@ -19,18 +18,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leaktight.crypto.cipher import CiphertextError, Values
+from leaktight.crypto.cipher import CiphertextError, Noise, Values
 
 Levels = NDArray[np.int64]
-_CHUNK = 2048  # integers packed at a time; the bits of each are laid out one to a byte
+_CHUNK = 2048  # integers packed at a time, with one byte per bit
 
 
 @dataclass(frozen=True)
 class Slots:
-    """How values lie in integers of `capacity` bits.
+    """The layout of values in integers of `capacity` bits.
 
-    value_bits: of one quantised value. weight_bits: the integer weights of a sum may add up to 2^weight_bits.
-    noise_bound: the largest absolute noise that may be added to a mean; 0: none.
+    value_bits: of one quantised value. weight_bits: the integer weights of a sum add up to at most 2^weight_bits.
+    bound: the largest absolute value. noise_bound: the largest absolute noise on a mean; 0: no noise.
     """
 
     value_bits: int
@@ -55,29 +54,29 @@ class Slots:
 
     @property
     def noise_top(self) -> int:
-        """M, a level that no noise reaches: one above that of its bound, because products of floats are rounded."""
+        """M, one level above that of the noise bound, because products of floats are rounded."""
         return math.ceil(self.noise_bound / self.step) + 1 if self.noise_bound else 0
 
     @property
     def step(self) -> float:
-        """The distance of two neighbouring levels."""
+        """The distance between neighbouring levels."""
         return self.bound / self.top
 
     def num_integers(self, count: int) -> int:
         return -(-count // self.per_integer)
 
     def quantise(self, values: Values) -> Levels:
-        """The levels of values that lie within the bound, from 0 to 2 L."""
+        """The levels, from 0 to 2 L, of values within the bound."""
         levels: Levels = np.rint(values * (self.top / self.bound)).astype(np.int64) + self.top
         return levels
 
-    def noise_levels(self, noise: Values, weight: int) -> Levels:
+    def noise_levels(self, noise: Noise, weight: int) -> Levels:
         """Noise within its bound on a mean, as levels of a sum with this weight, shifted to start at 0."""
         levels: Levels = np.rint(noise * (weight / self.step)).astype(np.int64) + weight * self.noise_top
         return levels
 
     def values(self, sums: Levels, *, weight: int, noisy: bool = False) -> Values:
-        """The means behind sums of levels; a sum that no values could give is an error."""
+        """The means of sums of levels; an impossible sum is an error."""
         most = 2 * weight * (self.top + (self.noise_top if noisy else 0))
         if len(sums) and not (int(sums.min()) >= 0 and int(sums.max()) <= most):
             raise CiphertextError(
@@ -104,7 +103,7 @@ class Slots:
         size = self.per_integer * self.width
         if any(integer >> size for integer in integers) or len(integers) != self.num_integers(count):
             raise CiphertextError(
-                f"decryption gave something else than {count} packed values: the ciphertext was damaged or not made "
+                f"decryption did not give {count} packed values: the ciphertext was damaged or not made "
                 "by this protocol"
             )
         powers = np.uint64(1) << np.arange(self.width, dtype=np.uint64)

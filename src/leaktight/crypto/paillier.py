@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from leaktight.core.rng import Rng
-from leaktight.crypto.cipher import Cipher, Keys, Sealed, Values, WrongKeyError
+from leaktight.crypto.cipher import Cipher, Keys, Noise, Sealed, Values, WrongKeyError
 from leaktight.crypto.packing import Slots
 from leaktight.crypto.paillier_keys import LEAST_BITS, PublicKey, SecretKey
 from leaktight.runtime.processes import available_cores, in_worker
@@ -19,10 +19,10 @@ _MOST_WIDTH = 62  # bits of a slot: sums are counted in int64
 class Paillier(Cipher):
     """Paillier encryption of quantised values, many to a ciphertext; sums with integer weights are exact.
 
-    key_bits: of n; 2048 is the least, 3072 is meant to last. value_bits: of a quantised value: the step is
-    bound / (2^(value_bits - 1) - 1), and a mean is off by at most half of it. weight_bits: integer weights of a sum may
-    add up to 2^weight_bits. One slot takes value_bits + weight_bits bits of a plaintext of key_bits - 1, and with noise
-    about log2(1 + noise_bound / bound) more. unsafe_small: permits keys that can be broken, for tests.
+    key_bits: of n, even; at least 2048; 3072 for long-term security. value_bits: of a quantised value, 2 to 52: the
+    step is bound / (2^(value_bits - 1) - 1), and the error of a mean at most half of it. weight_bits: integer weights
+    of a sum add up to at most 2^weight_bits. A slot has value_bits + weight_bits bits of a plaintext of key_bits - 1,
+    and with noise about log2(1 + noise_bound / bound) more. unsafe_small: allows keys that can be broken, for tests.
 
     Reference: Paillier 1999; with precomputed powers as in Damgaard, Jurik and Nielsen 2010.
     Differs from the paper: the thesis on FedBoosting encrypts value by value, scaled by 1e32; its code under 128 bits.
@@ -63,7 +63,7 @@ class Paillier(Cipher):
         return 1 << self.weight_bits
 
     def finest_noise(self, weight: int) -> float:
-        """Four steps of a sum: rounding to whole ones adds a twelfth to a variance of 16."""
+        """Four steps of a sum: rounding adds 1/12 to a variance of 16, in squared steps."""
         return 4 * self.slots.step / weight
 
     def new_keys(self, rng: Rng | None = None) -> Keys:
@@ -71,14 +71,14 @@ class Paillier(Cipher):
         return Keys(key.public.to_bytes(), key.to_bytes())
 
     def encrypt(self, values: Values, public: bytes, *, rng: Rng | None = None, workers: int = 1) -> Sealed:
-        """As in `Cipher`. workers: processes to encrypt in; worth their start for millions of values."""
+        """As in `Cipher`. workers: number of processes; more than 1 is faster only for millions of values."""
         self.check_values(values)
         key = self._public(public)
         ciphers = key.encrypt(self.slots.pack(self.slots.quantise(values)), rng=rng, workers=workers)
         return self._sealed(key, len(values), 1, False, ciphers)
 
     def combine(
-        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Values | None = None
+        self, vectors: Sequence[Sealed], weights: Sequence[int], public: bytes, *, noise: Noise | None = None
     ) -> Sealed:
         key = self._public(public)
         self.check_alike(vectors, weights, key.fingerprint)

@@ -1,16 +1,16 @@
 """Paillier's key pair: numbers modulo n are encrypted as numbers modulo n^2, and products of these decrypt to sums.
 
 Encryption is (1 + m n) h^(n r) mod n^2 with a short random r (Damgaard, Jurik and Nielsen 2010): h^n is part of the
-public key, and its powers come from a table. The result is a Paillier ciphertext like any other (generator n + 1):
-every implementation decrypts it with the same primes, and its ciphertexts decrypt here.
+public key, and its powers come from a table. The result is an ordinary Paillier ciphertext (generator n + 1),
+compatible with other implementations.
 
 >>> keys = SecretKey.generate(256, rng=Rng.fresh(), unsafe_small=True)
 >>> one, two = keys.public.encrypt([20, 1], rng=Rng.fresh())
 >>> keys.decrypt([keys.public.weighted_product([one, two], [2, 2])])
 [42]
 
-Assumes: factoring n is hard, composite residuosity is, and powers of h with exponents half as long as n look like
-random squares.
+Assumes: factoring n and composite residuosity are hard, and powers of h with exponents half as long as n are
+indistinguishable from random squares.
 Reference: Paillier 1999; Damgaard, Jurik and Nielsen, A generalization of Paillier's public-key system, 2010.
 """
 
@@ -25,22 +25,21 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
 from itertools import chain
-from typing import Any
+from types import ModuleType
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import CipherError, CiphertextError, WrongKeyError
-from leaktight.runtime.executor import Tell
 from leaktight.runtime.processes import run_all
 
 LEAST_BITS = 2048
 _WINDOW = 8  # bits of the exponent that one entry of the table covers
-_WORTH_A_TABLE = 48  # encryptions; the table costs as much as so many plain powers
+_WORTH_A_TABLE = 48  # encryptions; the table takes as long as this many powers without it
 _PRIME_TESTS = 40
 _PUBLIC, _SECRET = b"leaktight paillier public 1\n", b"leaktight paillier secret 1\n"
 
 
-def _gmpy2() -> Any:
+def _gmpy2() -> ModuleType:
     try:
         return import_module("gmpy2")
     except ImportError as error:
@@ -49,7 +48,7 @@ def _gmpy2() -> Any:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Enough to encrypt, to add and to multiply by known numbers. base: h^n mod n^2, whose powers hide messages."""
+    """Encrypts, adds, and multiplies by known numbers. base: h^n mod n^2, whose powers hide messages."""
 
     n: int
     base: int
@@ -72,7 +71,7 @@ class PublicKey:
         return hashlib.sha256(self.to_bytes()).hexdigest()[:32]
 
     def encrypt(self, messages: Sequence[int], *, rng: Rng | None = None, workers: int = 1) -> list[int]:
-        """Encrypt whole numbers from 0 to n - 1. The result does not depend on the number of processes."""
+        """Encrypt integers from 0 to n - 1. workers: number of processes, which does not change the result."""
         if any(not 0 <= message < self.n for message in messages):
             raise CipherError("expected messages from 0 to n - 1, got one outside")
         draws = _draws(rng, self.exponent_bits)
@@ -85,7 +84,7 @@ class PublicKey:
         return [cipher for part in run_all(_encrypt, jobs, workers=workers) for cipher in part]
 
     def weighted_product(self, ciphers: Sequence[int], weights: Sequence[int]) -> int:
-        """The encrypted sum of weights times messages. All weights are worked off together, bit by bit."""
+        """The encrypted sum of weights times messages. Processes the bits of all weights together."""
         square = _gmpy2().mpz(self.n) ** 2
         result = _gmpy2().mpz(1)
         for bit in reversed(range(max(weights).bit_length())):
@@ -109,11 +108,11 @@ class PublicKey:
         return cls(n, base)
 
     def join(self, ciphers: Sequence[int]) -> bytes:
-        """Ciphertexts one after the other, all of the same length."""
+        """Ciphertexts as bytes, all of the same length."""
         return b"".join(cipher.to_bytes(self.ciphertext_bytes, "big") for cipher in ciphers)
 
     def part(self, body: bytes, number: int) -> list[int]:
-        """The inverse of `join`; what cannot be a ciphertext under this key is an error."""
+        """The inverse of `join`; an impossible ciphertext under this key is an error."""
         size = self.ciphertext_bytes
         if len(body) != number * size:
             raise CiphertextError(
@@ -124,15 +123,15 @@ class PublicKey:
         n, product = _gmpy2().mpz(self.n), _gmpy2().mpz(1)
         for cipher in ciphers:
             product = product * cipher % n
-        # a ciphertext has no factor in common with n; nor has then their product, which takes one test for all
+        # a ciphertext has no common factor with n, so neither has their product: one test is enough for all
         if max(ciphers, default=0) >= n * n or _gmpy2().gcd(product, n) != 1:
-            raise CiphertextError("expected ciphertexts under this key, got numbers that cannot be any")
+            raise CiphertextError("expected ciphertexts under this key, got impossible numbers")
         return ciphers
 
 
 @dataclass(frozen=True)
 class SecretKey:
-    """The primes. Decryption works modulo p^2 and q^2 and joins the two (Chinese remainders)."""
+    """The primes. Decryption works modulo p^2 and q^2 and combines the two (Chinese remainders)."""
 
     p: int
     q: int
@@ -140,9 +139,9 @@ class SecretKey:
 
     @classmethod
     def generate(cls, bits: int = LEAST_BITS, *, rng: Rng | None = None, unsafe_small: bool = False) -> SecretKey:
-        """A new key whose n has exactly `bits` bits. unsafe_small: permits keys that can be broken, for tests.
+        """A new key whose n has exactly `bits` bits. unsafe_small: allows keys that can be broken, for tests.
 
-        Who knows the seed of the stream knows the key, so a deployed client passes nothing, or a stream of `Rng.fresh`.
+        The seed of the stream determines the key, so a deployed client passes None, or a stream of `Rng.fresh`.
         """
         if bits % 2 or bits < (64 if unsafe_small else LEAST_BITS):
             raise ValueError(f"expected an even number of bits, at least {LEAST_BITS}, got {bits}")
@@ -156,7 +155,7 @@ class SecretKey:
         return cls(p, q, PublicKey(n, base))
 
     def decrypt(self, ciphers: Sequence[int], *, threads: int = 1) -> list[int]:
-        """The messages, from 0 to n - 1. Powers are computed outside Python's lock, so that threads help."""
+        """The messages, from 0 to n - 1. Powers are computed without Python's lock, so that threads run in parallel."""
         gmp = _gmpy2()
         p, q = gmp.mpz(self.p), gmp.mpz(self.q)
         size = max(1, -(-len(ciphers) // max(threads, 1)))
@@ -166,7 +165,7 @@ class SecretKey:
         inverse = gmp.invert(p, q)
         return [int(a + p * ((b - a) * inverse % q)) for a, b in zip(of_p, of_q, strict=True)]
 
-    def _residues(self, ciphers: Sequence[int], prime: Any) -> list[Any]:
+    def _residues(self, ciphers: Sequence[int], prime: int) -> list[int]:
         """The messages modulo one of the primes."""
         gmp = _gmpy2()
         square = prime * prime
@@ -184,8 +183,8 @@ class SecretKey:
         return cls(p, q, PublicKey(p * q, base))
 
 
-def _encrypt(job: tuple[PublicKey, list[int], list[int]], tell: Tell[object]) -> list[int]:
-    """Work of one process: encrypt messages with the exponents that were drawn for them."""
+def _encrypt(job: tuple[PublicKey, list[int], list[int]], tell: object) -> list[int]:
+    """Encrypt messages with given exponents, in one process."""
     key, messages, exponents = job
     gmp = _gmpy2()
     n, square = gmp.mpz(key.n), gmp.mpz(key.n) ** 2
@@ -206,7 +205,7 @@ def _encrypt(job: tuple[PublicKey, list[int], list[int]], tell: Tell[object]) ->
 
 
 @lru_cache(maxsize=4)
-def _powers(key: PublicKey) -> list[list[Any]]:
+def _powers(key: PublicKey) -> list[list[int]]:
     """base^(k 2^(8 i)) modulo n^2 for every byte k of an exponent and its place i: 17 MB for 2048 bits."""
     gmp = _gmpy2()
     square, base = gmp.mpz(key.n) ** 2, gmp.mpz(key.base)
@@ -221,7 +220,7 @@ def _powers(key: PublicKey) -> list[list[Any]]:
 
 
 def _draws(rng: Rng | None, bits: int) -> Iterator[int]:
-    """Numbers of up to so many bits: from the operating system, or expanded from a stream (SHAKE-256)."""
+    """Random numbers of at most `bits` bits: from the operating system, or expanded from `rng` (SHAKE-256)."""
     size, spare = -(-bits // 8), -bits % 8
     place = 0
     while True:
@@ -234,7 +233,7 @@ def _draws(rng: Rng | None, bits: int) -> Iterator[int]:
 
 
 def _primes(draws: Iterator[int], bits: int) -> Iterator[int]:
-    """Primes of exactly so many bits that are 3 modulo 4; the two top bits are set, so that n has its full length."""
+    """Primes of exactly `bits` bits that are 3 modulo 4; the two top bits are set, so that n has its full length."""
     gmp = _gmpy2()
     for draw in draws:
         candidate = draw | (3 << (bits - 2)) | 3
@@ -248,7 +247,7 @@ def _joined(*numbers: int) -> bytes:
 
 
 def _parted(data: bytes, head: bytes, number: int) -> list[int]:
-    """The numbers behind a head; anything else is an error that shows nothing of them."""
+    """The numbers after a header; invalid data is an error that does not contain them."""
     found: list[int] = []
     rest = data[len(head) :] if data.startswith(head) else b""
     while len(rest) >= 4 and len(found) < number:
@@ -259,5 +258,5 @@ def _parted(data: bytes, head: bytes, number: int) -> list[int]:
         rest = rest[4 + size :]
     if len(found) != number or rest or min(found) < 3:
         kind = head.split()[2].decode()
-        raise WrongKeyError(f"expected a {kind} key of Paillier, got {len(data)} bytes that are none")
+        raise WrongKeyError(f"expected a {kind} key of Paillier, got {len(data)} other bytes")
     return found

@@ -1,8 +1,8 @@
-"""Sums of private whole numbers, of which the server learns the sum and nothing else.
+"""Secure sums: the server learns the sum of private integers and nothing else.
 
 Every pair of clients agrees on a secret (X25519) and expands it to a mask; of a pair, the client whose name sorts later
-adds the mask and the other subtracts it, so that all masks cancel in the sum over all clients. Numbers are counted
-modulo 2^64, where a masked number is uniform whatever it hides.
+adds the mask and the other subtracts it, so that all masks cancel in the sum over all clients. Sums are modulo 2^64,
+where a masked number is uniform.
 
 >>> privates = {name: new_private_key(Rng.fresh().child(name)) for name in ("ann", "bob", "cyd")}
 >>> publics = {name: public_key(private) for name, private in privates.items()}
@@ -12,8 +12,8 @@ modulo 2^64, where a masked number is uniform whatever it hides.
 [12, 60]
 
 Assumes: public keys arrive unchanged (a server that is curious but not malicious, or a public-key infrastructure).
-Clients who pool what they know learn the sum of the others', so with two clients each learns the other's number.
-A pair of keys and a label may mask one vector only; a second one would reveal the difference of the two.
+Colluding clients learn the sum of the others, so with two clients each learns the other's number. A pair of keys and a
+label may mask only one vector; a second one would reveal the difference of the two.
 Reference: Bonawitz et al. 2017, the first of its protocols (no recovery from clients that drop out).
 """
 
@@ -36,13 +36,13 @@ from leaktight.core.rng import Rng
 KEY_BYTES = 32
 MODULUS = 2**64
 _WORD = np.dtype("<u8")
-_NONCE = bytes(16)  # constant, because no key is ever used twice
+_NONCE = bytes(16)  # constant, because no key is used twice
 
 
 def new_private_key(rng: Rng | None = None) -> bytes:
-    """A private key: from the operating system, or from a stream when a run has to be repeated exactly.
+    """A private key: from the operating system's entropy, or from `rng` for runs that can be repeated exactly.
 
-    Who knows the seed of the stream knows the key, so a deployed client passes nothing, or a stream of `Rng.fresh`.
+    The seed of the stream determines the key, so a deployed client passes None, or a stream of `Rng.fresh`.
     """
     if rng is None:
         return secrets.token_bytes(KEY_BYTES)
@@ -50,14 +50,14 @@ def new_private_key(rng: Rng | None = None) -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """What a client publishes: the key by which others reach the secret that they share with it."""
+    """The public key, from which other clients derive the secret that they share with this one."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def masked(values: Sequence[int], client: str, private: bytes, publics: Mapping[str, bytes], *, label: str) -> bytes:
-    """What `client` sends for its `values`: 8 bytes for each, uniform to everybody who lacks one of the private keys.
+    """The masked `values` of `client`, 8 bytes each: uniform for everybody without one of the private keys.
 
-    publics: the public keys of all clients that take part, its own among them. label: what the sum is for.
+    publics: the public keys of all clients that take part, including its own. label: the purpose of the sum.
     """
     if publics.get(client) != public_key(private):
         raise LeaktightError(f"expected the public key of {client} among those relayed, got another or none")
@@ -78,7 +78,7 @@ def unmasked_sum(sent: Mapping[str, bytes], clients: Sequence[str]) -> list[int]
     if missing:
         raise RoundFailedError(
             f"expected masked values of all {len(clients)} clients, got none of {', '.join(missing)}; "
-            "without them the sum is noise; start again without these clients"
+            "without them the masks do not cancel; start again without these clients"
         )
     unknown = sorted(set(sent) - set(clients))
     if unknown:
@@ -98,14 +98,14 @@ def unmasked_sum(sent: Mapping[str, bytes], clients: Sequence[str]) -> list[int]
 def _pair_mask(
     client: str, peer: str, private: X25519PrivateKey, publics: Mapping[str, bytes], label: str, length: int
 ) -> NDArray[np.uint64]:
-    """The mask that two clients share for one label, the same at both of them."""
+    """The mask that two clients share for one label."""
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(publics[peer]))
     except ValueError as error:
         raise LeaktightError(
             f"expected a public key of {peer} that can be used, got {len(publics[peer])} bytes that cannot ({error})"
         ) from error
-    # the names and keys of both are part of the derivation, so that a secret serves this pair and this label alone
+    # names, keys and label are part of the derivation, so that a mask is used only for this pair and label
     parts = [label.encode(), *(part for name in sorted((client, peer)) for part in (name.encode(), publics[name]))]
     info = b"leaktight secure sum" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)

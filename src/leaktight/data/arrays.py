@@ -21,16 +21,16 @@ from leaktight.data.settings import SplitSettings, check_channels, check_minimum
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz file. Arrays of objects are refused: they would be pickles."""
+    """The named arrays of an .npz file. Arrays of objects are refused, because they are pickles."""
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: expected an .npz of several arrays, got a single array; save it with np.savez")
         with archive:
-            lacking = [key for key in keys if key not in archive]
-            if lacking:
+            absent = [key for key in keys if key not in archive]
+            if absent:
                 raise DataError(
-                    f"{path}: expected the array {lacking[0]!r}, got {', '.join(archive.files)}; "
+                    f"{path}: expected the array {absent[0]!r}, got {', '.join(archive.files)}; "
                     "name the keys in the settings"
                 )
             return {key: archive[key] for key in keys}
@@ -48,7 +48,7 @@ def _integers(array: np.ndarray, path: Path, key: str, count: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySettings(SplitSettings):
-    """What all sets of arrays share. size, channels: convert the images; None keeps them as they are."""
+    """A data set in an .npz file. size: pixels per side, or None to keep it. channels: 1, 3, or None to keep them."""
 
     size: int | None = None
     channels: int | None = None
@@ -61,7 +61,7 @@ class ArraySettings(SplitSettings):
     def read_arrays(
         self, path: Path, images_key: str, labels_key: str, *, first_label: int = 0, group_key: str | None = None
     ) -> tuple[Examples, Tensor | None]:
-        """The examples of a file and, where there is a key for it, the group of each."""
+        """The examples of a file and, if `group_key` is given, the group of each (N,)."""
         keys = [images_key, labels_key] + ([group_key] if group_key else [])
         arrays = read_npz(path, keys)
         images = from_array(arrays[images_key], f"{path} [{images_key}]")
@@ -73,7 +73,7 @@ class ArraySettings(SplitSettings):
     def split_grouped(
         self, name: str, examples: Examples, groups: Tensor | None, class_names: tuple[str, ...], group_noun: str
     ) -> Dataset:
-        """Cut so that every class, and within it every group, is in both parts in the same proportion."""
+        """A training and a test part with the same proportions of classes and groups."""
         if groups is None:
             return Dataset(name, *self.divide(examples), class_names)
         members, groups = torch.unique(groups, return_inverse=True)
@@ -89,8 +89,8 @@ class Arrays(ArraySettings):
     """Your own images and labels in an .npz file.
 
     path: the file. images_key, labels_key: names of its arrays. test_images_key, test_labels_key: arrays of the test
-    part; without them `test_share` of each class is kept for testing. group_key: an array with the natural client of
-    each training example. names_key: an array of class names; without it classes are called by their number.
+    part; without them `test_share` of each class is used for testing. group_key: an array with the natural client of
+    each training example. names_key: an array of class names; without it a class is named by its number.
     first_label: the number of the first class in the file.
     """
 

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,8 +32,8 @@ _COARSE_CLASSES = (
     *("vehicles_1", "vehicles_2"),
 )
 _ARRAY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
-# What rebuilding an array takes, and nothing more: a pickle can otherwise run any code.
-_ADMITTED: Mapping[tuple[str, str], Any] = {
+# Only what is needed to rebuild an array: an unrestricted pickle can run any code.
+_ADMITTED: Mapping[tuple[str, str], object] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     **{(module, name): getattr(multiarray, name) for module in _ARRAY_MODULES for name in ("_reconstruct", "scalar")},
@@ -47,13 +47,13 @@ _PICKLE_ERRORS = (
 class _ArrayUnpickler(pickle.Unpickler):
     """Plain containers, text, numbers and arrays; every other global is refused by name."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ADMITTED:
             raise DataError(f"expected a pickle of plain containers and arrays, got one that asks for {module}.{name}")
         return _ADMITTED[module, name]
 
 
-def read_pickle(path: Path) -> dict[str, Any]:
+def read_pickle(path: Path) -> dict[str, object]:
     """A pickled dictionary of plain values and arrays, without running code from the file."""
     try:
         value = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
@@ -61,14 +61,14 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {error}; do not trust this file") from None
     except (OSError, *_PICKLE_ERRORS) as error:
         raise DataError(
-            f"{path}: expected a sound pickle, got {type(error).__name__}: {error}; fetch it again"
+            f"{path}: expected an undamaged pickle, got {type(error).__name__}: {error}; fetch it again"
         ) from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a pickled dictionary, got {type(value).__name__}; fetch it again")
     return {_text(key): item for key, item in value.items()}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
@@ -77,6 +77,8 @@ def _from_pickle(path: Path, labels_key: str) -> Examples:
     if "data" not in batch or labels_key not in batch:
         raise DataError(f"{path}: expected the keys data and {labels_key}, got {', '.join(batch)}; fetch it again")
     data, labels = batch["data"], batch[labels_key]
+    if not isinstance(labels, list):
+        raise DataError(f"{path}: expected a list of labels, got {type(labels).__name__}; fetch it again")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), _PIXELS):
         got = f"{data.shape} of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
         raise DataError(f"{path}: expected data ({len(labels)}, {_PIXELS}) of bytes, one row per label, got {got}")
@@ -94,14 +96,14 @@ def _from_binary(path: Path, num_labels: int, column: int) -> Examples:
 
 
 def _joined(parts: Sequence[Examples]) -> Examples:
-    return Examples(torch.cat([part.images for part in parts]), torch.cat([part.targets for part in parts]))
+    return Examples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(PartSettings):
     """CIFAR-10: 60 000 photographs of animals and vehicles, 32x32 colour, 10 classes.
 
-    Of the five training batches those that are there are read; one is enough.
+    Reads the training batches that are present; one of the five is enough.
     """
 
     def load(self, root: Path) -> Dataset:
@@ -124,8 +126,8 @@ class Cifar10(PartSettings):
 class Cifar100(PartSettings):
     """CIFAR-100: 60 000 photographs, 32x32 colour, 100 fine or 20 coarse classes.
 
-    labels: "fine" or "coarse". An .npz with the arrays images, fine, coarse and fine_label_names and "train" or "test"
-    in its name serves as that part.
+    labels: "fine" or "coarse". Also reads .npz files with the arrays images, fine, coarse and fine_label_names and
+    "train" or "test" in their name.
     """
 
     labels: Literal["fine", "coarse"] = "fine"
@@ -152,7 +154,8 @@ class Cifar100(PartSettings):
 
     def _fine_names(self, root: Path) -> tuple[str, ...]:
         if meta := self._find(root, "cifar-100-python", "meta"):
-            return tuple(_text(name) for name in read_pickle(meta).get("fine_label_names", ()))
+            names = read_pickle(meta).get("fine_label_names")
+            return tuple(_text(name) for name in names) if isinstance(names, list) else ()
         if listed := self._find(root, "cifar-100-binary", "fine_label_names.txt"):
             return tuple(listed.read_text().split())
         for part in ("train", "test"):

@@ -1,23 +1,26 @@
-"""What a data set is, once loaded."""
+"""A loaded data set, and the settings that load one."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import platformdirs
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.inputs import Inputs
 from leaktight.core.tasks import Classification, Task
-from leaktight.core.types import Examples, ImageShape
+from leaktight.core.types import Examples
 
 
 @dataclass(frozen=True)
 class Dataset:
     """Training and test examples with the names of their classes.
 
-    groups: where the data comes with natural clients (writers, sources), the group of each training example (N,).
+    groups: the natural client (writer, source) of each training example (N,), or None. group_names: their names.
     """
 
     name: str
@@ -33,19 +36,18 @@ class Dataset:
             raise DataError(
                 f"{self.name}: expected training and test examples, got {len(self.train)}, {len(self.test)}"
             )
-        if self.train.images.shape[1:] != self.test.images.shape[1:]:
-            raise DataError(f"{self.name}: training and test images differ in shape")
+        if self.train.example != self.test.example:
+            raise DataError(f"{self.name}: expected test examples of {self.train.example}, got {self.test.example}")
         for part, examples in (("training", self.train), ("test", self.test)):
-            low, high = int(examples.targets.min()), int(examples.targets.max())
-            if examples.targets.ndim == 1 and not 0 <= low <= high < self.num_classes:
+            if (fault := self.task.fault(examples.targets, self.num_classes)) is not None:
                 raise DataError(
-                    f"{self.name}: expected {part} labels in 0..{self.num_classes - 1}, got {low}..{high}; "
+                    f"{self.name}: expected {part} {fault}; "
                     "the label file does not belong to these images, or the number of classes is wrong"
                 )
 
     @property
-    def shape(self) -> ImageShape:
-        return ImageShape(*self.train.images.shape[1:])
+    def inputs(self) -> Inputs:
+        return self.train.example
 
     @property
     def num_classes(self) -> int:
@@ -54,6 +56,14 @@ class Dataset:
 
 @runtime_checkable
 class DatasetSource(Protocol):
-    """Settings that name a data set. `root` is the folder below which downloaded sets lie; it may not exist."""
+    """Settings of a data set. root: the folder that holds downloaded data sets; it may not exist."""
 
     def load(self, root: Path) -> Dataset: ...
+
+
+def data_root(option: Path | None = None) -> Path:
+    """Where data sets lie: the option, else the environment's LEAKTIGHT_DATA, else the user's cache folder."""
+    if option is not None:
+        return option.expanduser()
+    environment = os.environ.get("LEAKTIGHT_DATA")
+    return Path(environment).expanduser() if environment else platformdirs.user_cache_path("leaktight")

@@ -1,4 +1,4 @@
-"""Fetching published files: streamed, resumed, verified against a checksum, renamed into place only when whole."""
+"""Downloads: streamed, resumed, verified by checksum, and moved into place only when complete."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import httpx
 
 from leaktight.core.errors import ChecksumError, DownloadError, LeaktightError
 
-Progress = Callable[[int, int | None], None]
-"""Called with the bytes done and the bytes in all, where the server tells."""
+ByteProgress = Callable[[int, int | None], None]
+"""Called with the bytes received and the total, or None if the server does not state it."""
 
 _ALGORITHMS = {"sha256": ("sha256", 64), "md5": ("md5", 32), "sha256-prefix": ("sha256", None)}
 _ATTEMPTS = 4
@@ -28,9 +28,9 @@ _WORTH_RETRYING = frozenset({408, 425, 429, 500, 502, 503, 504})
 class RemoteFile:
     """A published file.
 
-    name: where it lies below its folder. urls: the canonical address first, then mirrors.
+    name: its path below the folder of its data set. urls: the canonical address first, then mirrors.
     checksum: "sha256:<hex>", "md5:<hex>" or "sha256-prefix:<hex>", the first digits that PyTorch puts in a file name.
-    size: in bytes, where it is known; a server that sends more is cut off.
+    size: in bytes, or None if unknown; a download that exceeds it is stopped.
     """
 
     name: str
@@ -62,26 +62,25 @@ def checksum_of(path: Path, *, like: str) -> str:
 
 
 class _Interrupted(Exception):
-    """This attempt failed; another one may not."""
+    """This attempt failed; a retry may succeed."""
 
 
 class _Refused(Exception):
-    """This address will not serve the file; another one may."""
+    """This address does not serve the file; a mirror may."""
 
 
 def fetch(
     file: RemoteFile,
     folder: Path,
     *,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
     client: httpx.Client | None = None,
     force: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Make sure that `folder` holds `file`, whole and verified, and give its path.
+    """Download `file` into `folder` unless it is there, verify it, and return its path.
 
-    An interrupted download continues where it stopped. `force` replaces a file that is there but is not the published
-    one; without it that is an error.
+    An interrupted download is resumed. A file with another checksum is an error, unless `force` replaces it.
     """
     target = folder / file.name
     if target.exists():
@@ -105,7 +104,7 @@ def fetch(
 
 
 def _from_any_address(
-    session: httpx.Client, file: RemoteFile, part: Path, progress: Progress, sleep: Callable[[float], None]
+    session: httpx.Client, file: RemoteFile, part: Path, progress: ByteProgress, sleep: Callable[[float], None]
 ) -> None:
     """Fill `part` with the verified file from the first address that serves it."""
     failures: list[str] = []
@@ -129,7 +128,7 @@ def _from_any_address(
             failure = wrong = f"{url}: got {found}"
             if not continued:
                 break
-            # The remains of another download may be to blame: start again from nothing.
+            # The bytes from an earlier download may be wrong: start again from the beginning.
         failures.append(failure)
     target = part.with_suffix("")
     if wrong:
@@ -140,8 +139,8 @@ def _from_any_address(
     )
 
 
-def _stream(session: httpx.Client, file: RemoteFile, url: str, part: Path, progress: Progress) -> bool:
-    """Continue `part` from one address, once; say whether it had a beginning from before."""
+def _stream(session: httpx.Client, file: RemoteFile, url: str, part: Path, progress: ByteProgress) -> bool:
+    """Download to `part` from one address, once. Returns whether an earlier download was resumed."""
     have = part.stat().st_size if part.exists() else 0
     # Bytes as published: a transparent decompression of a .gz would break the checksum.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -150,7 +149,7 @@ def _stream(session: httpx.Client, file: RemoteFile, url: str, part: Path, progr
             if response.status_code == 416 and have:
                 if not file.matches(part):
                     part.unlink()
-                    raise _Interrupted("the partial file does not fit what the server has")
+                    raise _Interrupted("the partial file does not match the server's")
                 return True
             _check_status(response.status_code)
             start = have if response.status_code == 206 else 0
@@ -170,13 +169,13 @@ def _stream(session: httpx.Client, file: RemoteFile, url: str, part: Path, progr
 
 def _check_status(status: int) -> None:
     if status in _WORTH_RETRYING:
-        raise _Interrupted(f"the server answers {status}")
+        raise _Interrupted(f"the server answered {status}")
     if status not in (200, 206):
-        raise _Refused(f"the server answers {status}")
+        raise _Refused(f"the server answered {status}")
 
 
 def _write(
-    chunks: Iterator[bytes], part: Path, start: int, total: int | None, file: RemoteFile, progress: Progress
+    chunks: Iterator[bytes], part: Path, start: int, total: int | None, file: RemoteFile, progress: ByteProgress
 ) -> None:
     done = start
     progress(done, total)
@@ -194,7 +193,7 @@ def _write(
 
 @contextmanager
 def _only_one_process(part: Path) -> Iterator[None]:
-    """Two processes that append to one partial file would spoil it."""
+    """A lock: two processes that append to one partial file would corrupt it."""
     path = part.with_suffix(".lock")
     lock = filelock.FileLock(path)
     with named_os_errors(path, "write to"):
@@ -213,7 +212,7 @@ def _only_one_process(part: Path) -> Iterator[None]:
 
 @contextmanager
 def named_os_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn a full disk, a read-only folder and the like into an error that names the place and the remedy."""
+    """Turn an OSError (full disk, read-only folder) into an error that names the path and what to do."""
     try:
         yield
     except OSError as error:

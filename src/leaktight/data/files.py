@@ -1,4 +1,4 @@
-"""Finding a data set below the root, and reading a folder or a zip of files as one kind of tree."""
+"""Find a data set below the data root, and read a folder and a zip in the same way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, 
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a folder or of a zip. Names are relative to it, with forward slashes; `names` has them sorted."""
+    """The files of a folder or of a zip. names: sorted relative paths, with forward slashes."""
 
     source: Path
     read: Callable[[str], bytes]
@@ -33,7 +33,7 @@ class Tree:
         return tuple(sorted(name for name in self.listed() if not _is_junk(name)))
 
     def where(self, name: str) -> str:
-        """A file's full name, for messages."""
+        """The full path of a file, for messages."""
         return f"{self.source}/{name}"
 
     def text(self, name: str) -> str:
@@ -44,11 +44,11 @@ class Tree:
 
 
 class MissingDataError(DataError):
-    """A data set, or a part of it, is not there."""
+    """A data set, or a part of it, was not found."""
 
 
 def missing(name: str, looked_in: Sequence[Path], expected: str) -> MissingDataError:
-    """What to say when a data set is not there."""
+    """The error for a data set that was not found."""
     places = " or ".join(str(place) for place in looked_in)
     return MissingDataError(
         f"{name}: expected {expected} in {places}, found nothing; fetch it with `leaktight data {name}` or put it there"
@@ -60,7 +60,7 @@ def first_existing(paths: Sequence[Path]) -> Path | None:
 
 
 def find_source(root: Path, name: str, folders: Sequence[str], expected: str) -> Path:
-    """The folder or the zip that holds a data set: a zip alone in its folder stands for the folder."""
+    """The folder or the zip that holds a data set. A folder that holds only a zip means that zip."""
     for folder in folders:
         if (root / folder).is_dir():
             return _zip_alone(root / folder)
@@ -110,7 +110,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         return archive.read(name)
     except (KeyError, *_ZIP_ERRORS) as error:
         raise DataError(
-            f"{archive.filename}/{name}: expected a sound member, got {error}; fetch the zip again"
+            f"{archive.filename}/{name}: expected an undamaged member, got {error}; fetch the zip again"
         ) from None
 
 
@@ -134,12 +134,12 @@ def _checked(source: Path, info: zipfile.ZipInfo) -> str:
 
 
 def _is_junk(name: str) -> bool:
-    """What file managers leave behind."""
+    """Whether a file is hidden, or metadata of a file manager."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
 def user_path(path: str, root: Path) -> Path:
-    """A path from the settings: absolute, or below the current folder, or else below the data root."""
+    """An existing path from the settings: absolute, relative to the current folder, or relative to the data root."""
     given = Path(path).expanduser()
     found = first_existing([given, root / given])
     if found is None:

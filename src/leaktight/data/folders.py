@@ -28,11 +28,11 @@ _NUMBERED = re.compile(r"(?P<number>\d{3})_(?P<wnid>n\d{8})_(?P<label>.+)\.[^.]+
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSettings(SplitSettings):
-    """What all sets of image files share. Files are decoded one at a time; only the resized bytes stay in memory.
+    """A data set of image files. They are decoded one at a time; only the resized bytes stay in memory.
 
-    size: the shorter side is scaled to it and the centre cut square. channels: 3, or 1 for grey.
-    max_classes, max_per_class: the first so many in the order of names; None takes all.
-    max_gigabytes: more than this in memory is refused before the first file is read.
+    size: pixels per side; the shorter side is scaled to it and the centre cropped. channels: 3, or 1 for grey.
+    max_classes, max_per_class: how many to use, in the order of names; None uses all.
+    max_gigabytes: the most memory; a larger data set is an error before the first file is read.
     """
 
     size: int = 64
@@ -57,9 +57,9 @@ class FolderSettings(SplitSettings):
         *,
         class_names: Sequence[str] | None = None,
     ) -> Dataset:
-        """The data set of the listed files; without a test listing the training files are split.
+        """The data set of the listed files; without `test` the training files are split.
 
-        class_names: the label space, where it is wider than the classes listed.
+        class_names: all classes, if there are more than the listed ones.
         """
         if not any(train.values()):
             raise DataError(f"{name}: expected image files in class folders in {tree.source}, found none; check it")
@@ -69,10 +69,10 @@ class FolderSettings(SplitSettings):
         examples = self._read(tree, train, chosen, numbers)
         if test is None:
             return Dataset(name, *self.divide(examples), known)
-        strange = sorted(set(test) - set(train))
-        if strange:
+        unknown = sorted(set(test) - set(train))
+        if unknown:
             raise DataError(
-                f"{tree.source}: expected test classes among the {len(train)} training classes, got {strange[0]!r}"
+                f"{tree.source}: expected test classes among the {len(train)} training classes, got {unknown[0]!r}"
             )
         return Dataset(name, examples, self._read(tree, test, chosen, numbers), known)
 
@@ -99,10 +99,10 @@ def _by_class(names: Iterable[str], class_of: Callable[[tuple[str, ...]], str | 
 
 
 def class_folders(tree: Tree) -> tuple[Listing, Listing | None]:
-    """Training and test files by class folder; None where there is no test folder.
+    """Training and test files by class folder; None if there is no test folder.
 
-    Folders around the whole are skipped. A folder `train` and one of `test`, `val`, `valid`, `validation` make the
-    parts; without them the folders are the classes.
+    Enclosing folders are skipped. A folder `train` and one of `test`, `val`, `valid`, `validation` are the parts;
+    without them the folders are the classes.
     """
     depth = _outer_depth([PurePosixPath(name).parts for name in tree.names if is_image(name)])
     tops = {parts[depth] for name in tree.names if is_image(name) and len(parts := PurePosixPath(name).parts) > depth}
@@ -119,7 +119,7 @@ def class_folders(tree: Tree) -> tuple[Listing, Listing | None]:
 
 
 def _outer_depth(paths: Sequence[tuple[str, ...]]) -> int:
-    """How many folders lie around everything: all files share them, and a class folder is left below."""
+    """The number of enclosing folders: all files share them, and class folders are below them."""
     depth = 0
     while paths and all(len(parts) > depth + 2 for parts in paths):
         tops = {parts[depth] for parts in paths}
@@ -137,7 +137,7 @@ def _class_below(parts: tuple[str, ...], depth: int, folder: str) -> str | None:
 class ImageFolder(FolderSettings):
     """Your own image files: a folder or a zip of class folders, or of train/ and test/ (or val/) with class folders.
 
-    Without a test folder `test_share` of each class is kept for testing.
+    Without a test folder `test_share` of each class is used for testing.
     """
 
     path: str
@@ -152,7 +152,7 @@ class ImageFolder(FolderSettings):
 class TinyImagenet(FolderSettings):
     """Tiny-ImageNet: 200 classes of photographs, 64x64 colour.
 
-    Tests on the validation images where they are there; otherwise the training images are split.
+    Tests on the validation images if they are present; otherwise the training images are split.
     """
 
     def load(self, root: Path) -> Dataset:
@@ -160,12 +160,12 @@ class TinyImagenet(FolderSettings):
             root, "tiny_imagenet", ("tiny_imagenet", "tiny-imagenet-200"), "train/<class>/images/*.JPEG or a zip of it"
         )
         with open_tree(source) as tree:
-            train = _by_class(tree.names, lambda parts: _marked(parts, "train"))
-            test = _annotated(tree) or _by_class(tree.names, lambda parts: _marked(parts, "val"))
+            train = _by_class(tree.names, lambda parts: _class_inside(parts, "train"))
+            test = _annotated(tree) or _by_class(tree.names, lambda parts: _class_inside(parts, "val"))
             return self.read_listing("tiny_imagenet", tree, train, test or None)
 
 
-def _marked(parts: tuple[str, ...], folder: str) -> str | None:
+def _class_inside(parts: tuple[str, ...], folder: str) -> str | None:
     """The class of train/<class>/images/file or train/<class>/file."""
     if folder not in parts[:-2]:
         return None
@@ -174,7 +174,7 @@ def _marked(parts: tuple[str, ...], folder: str) -> str | None:
 
 
 def _annotated(tree: Tree) -> Listing:
-    """Validation images by the class that val_annotations.txt gives them; only those that are there."""
+    """The validation images that are present, by their class in val_annotations.txt."""
     table = next((name for name in tree.names if name.endswith("val/val_annotations.txt")), None)
     if table is None:
         return {}
@@ -197,7 +197,7 @@ class Imagenet(FolderSettings):
     """ImageNet (ILSVRC 2012): 1000 classes of photographs, cut square and scaled to `size`.
 
     Reads train/<wnid>/ and val/<wnid>/, or single files named like 000_n01440764_tench.JPEG by class number.
-    compact: False keeps ImageNet's own class numbers 0..999; True numbers the classes found from 0.
+    compact: False uses ImageNet's class numbers 0..999; True numbers the classes found from 0.
     """
 
     size: int = 224
@@ -221,12 +221,12 @@ class Imagenet(FolderSettings):
 
     def _numbered(self, tree: Tree, labels: Mapping[str, re.Match[str]]) -> Dataset:
         listing: dict[str, list[str]] = defaultdict(list)
-        called = [f"class {number}" for number in range(_NUM_IMAGENET_CLASSES)]
+        class_names = [f"class {number}" for number in range(_NUM_IMAGENET_CLASSES)]
         for match in labels.values():
-            called[int(match["number"])] = match["label"]
+            class_names[int(match["number"])] = match["label"]
         for name, match in labels.items():
-            listing[called[int(match["number"])]].append(name)
-        return self.read_listing("imagenet", tree, listing, class_names=None if self.compact else called)
+            listing[class_names[int(match["number"])]].append(name)
+        return self.read_listing("imagenet", tree, listing, class_names=None if self.compact else class_names)
 
 
 def _numbered(tree: Tree) -> dict[str, re.Match[str]]:

@@ -58,7 +58,7 @@ class GivenDataset:
 
     def record(self) -> dict[str, str]:
         train, test = self.dataset.train, self.dataset.test
-        parts = {"train": train.images, "train_labels": train.targets, "test": test.images, "test_labels": test.targets}
+        parts = {"train": train.inputs, "train_labels": train.targets, "test": test.inputs, "test_labels": test.targets}
         return {"kind": self.dataset.name, "digest": digest(parts)}
 
     def load(self, root: Path) -> Dataset:

@@ -29,7 +29,7 @@ def class_counts(dataset: Dataset, partition: Partition) -> NDArray[np.int64]:
 
     A data set without classes (words) has one column.
     """
-    targets = dataset.train.targets.numpy() if dataset.train.targets.ndim == 1 else None
+    targets = dataset.train.targets.numpy() if dataset.task.one_class else None
     rows = []
     for holding in partition.clients.values():
         indices = np.concatenate([holding.train.numpy(), holding.validation.numpy()])
@@ -95,7 +95,7 @@ def _client_table(dataset: Dataset, partition: Partition, counts: NDArray[np.int
 
 
 def _has_classes(dataset: Dataset) -> bool:
-    return dataset.train.targets.ndim == 1
+    return dataset.task.one_class
 
 
 def _class_headers(dataset: Dataset) -> list[str]:

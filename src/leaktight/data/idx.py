@@ -1,4 +1,4 @@
-"""MNIST and its relatives: IDX files, plain or packed with gzip."""
+"""MNIST, Fashion-MNIST and EMNIST: IDX files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FASHION_CLASSES = (
 
 
 def read_idx(path: Path, num_dims: int) -> Tensor:
-    """An IDX file of unsigned bytes with so many dimensions; a name ending in .gz is unpacked on the way."""
+    """The content of an IDX file of unsigned bytes with `num_dims` dimensions, plain or gzipped (.gz)."""
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
@@ -49,16 +49,16 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
             if magic != expected:
                 raise DataError(
                     f"{path}: expected an IDX file of bytes with {num_dims} dimensions (magic {expected.hex()}), "
-                    f"got magic {magic.hex() or 'of an empty file'}; fetch it again"
+                    f"got magic {magic.hex() or 'nothing'}; fetch it again"
                 )
             head = file.read(4 * num_dims)
             if len(head) != 4 * num_dims:
-                raise DataError(f"{path}: expected {num_dims} sizes after the magic, got a file that ends there")
+                raise DataError(f"{path}: expected {num_dims} sizes after the magic, got the end of the file")
             dims = struct.unpack(f">{num_dims}I", head)
             length = math.prod(dims)
             data = file.read(length + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: expected a sound file, got {error or 'a read error'}; fetch it again") from None
+        raise DataError(f"{path}: expected an undamaged file, got {error or 'a read error'}; fetch it again") from None
     if len(data) != length:
         got = f"only {len(data)}" if len(data) < length else "more"
         raise DataError(f"{path}: expected {length} bytes of data for sizes {dims}, got {got}; fetch it again")
@@ -88,7 +88,7 @@ _MNIST_STEMS: dict[Part, str] = {"train": "train", "test": "t10k"}
 
 
 def _folders(root: Path, *names: str) -> list[Path]:
-    """Where a set of that name may lie: its folder, and where torchvision puts it."""
+    """The folders where a data set may be: its own, and the one that torchvision uses."""
     plain, vision = names
     inside = ("", "raw", f"{vision}/raw", "gzip")
     return [root / plain / folder for folder in inside] + [root / vision / "raw"]
@@ -118,7 +118,7 @@ class FashionMnist(PartSettings):
 class Emnist(PartSettings):
     """EMNIST: handwritten letters and digits, 28x28 grey, 10 to 62 classes by `split`.
 
-    split: which of the six published selections.
+    split: one of the six published selections.
     """
 
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced"
@@ -138,4 +138,4 @@ class Emnist(PartSettings):
         stem = f"emnist-{self.split}-{part}"
         examples = _read_part("emnist", _folders(root, "emnist", "EMNIST"), stem, first_label=first)
         # The files hold each image column by column.
-        return Examples(examples.images.transpose(2, 3).contiguous(), examples.targets)
+        return Examples(examples.inputs.transpose(2, 3).contiguous(), examples.targets)

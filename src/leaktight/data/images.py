@@ -1,4 +1,4 @@
-"""Images as bytes (N, C, H, W): decoding, resizing, channels. Every loader comes through here."""
+"""Images as bytes (N, C, H, W): decoding, resizing, channels. Every data set uses these functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def is_image(name: str) -> bool:
 
 
 def decode_image(data: bytes, source: str, channels: int = 3) -> Image.Image:
-    """An image file's content, grey or RGB. `source` names it in errors. More pixels than PIL allows are refused."""
+    """Decode an image file as grey (1 channel) or RGB (3). source: its name in errors.
+
+    An image with more pixels than PIL's limit is an error.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -39,30 +42,30 @@ def decode_image(data: bytes, source: str, channels: int = 3) -> Image.Image:
             f"{source}: expected an image of at most {Image.MAX_IMAGE_PIXELS} pixels, got more; remove it or scale it"
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        # PIL reports damage by any of these.
+        # PIL raises any of these for a damaged file.
         raise DataError(f"{source}: expected a readable image, got {len(data)} bytes ({error}); replace it") from None
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """(C, H, W) bytes."""
+    """An image as bytes (C, H, W)."""
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
 def fit_image(image: Image.Image, height: int, width: int) -> Tensor:
-    """The largest centred area of the wanted proportions, scaled to (C, height, width)."""
+    """The image, cropped at the centre to the proportions, then scaled to (C, height, width)."""
     return to_tensor(ImageOps.fit(image, (width, height), method=Image.Resampling.BICUBIC))
 
 
 def stretch_image(image: Image.Image, height: int, width: int) -> Tensor:
-    """The whole image, scaled to (C, height, width) whatever its proportions."""
+    """The whole image, stretched to (C, height, width)."""
     return to_tensor(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def stack_images(
     names: Sequence[str], load: Callable[[str], Tensor], shape: tuple[int, int, int], max_gigabytes: float, source: str
 ) -> Tensor:
-    """(N, *shape), decoded one at a time into memory set aside once; refuses more than `max_gigabytes`."""
+    """All images (N, *shape), loaded one at a time; an error if they need more than `max_gigabytes`."""
     needed = len(names) * shape[0] * shape[1] * shape[2] / 1e9
     if needed > max_gigabytes:
         raise DataError(
@@ -76,7 +79,7 @@ def stack_images(
 
 
 def resize_images(images: Tensor, size: int | None) -> Tensor:
-    """Centre-crop to a square and scale to `size` pixels a side; None keeps the images."""
+    """Centre-crop to a square and scale to `size` pixels per side; None keeps the images."""
     if size is None or images.shape[-2:] == (size, size):
         return images
     height, width = images.shape[-2:]

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.tasks import Task
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset, DatasetSource
 from leaktight.data.images import convert_channels, resize_images
@@ -18,10 +17,10 @@ from leaktight.data.settings import check_channels, check_minimum
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Several data sets as one; where an example is from becomes its group, the natural client.
+    """Several data sets as one; the data set of an example is its group, the natural client.
 
-    parts: the data sets. size, channels: bring all images to one form; None keeps them, and they must agree.
-    shared_labels: True means that label k is the same class everywhere; False gives every part classes of its own.
+    parts: the data sets. size, channels: convert all images; None keeps them, and they must agree.
+    shared_labels: True if label k is the same class in all parts; False gives every part its own classes.
     """
 
     parts: tuple[DatasetSource, ...]
@@ -39,10 +38,11 @@ class Joined:
         sets = [part.load(root) for part in self.parts]
         names = tuple(one.name for one in sets)
         class_names, offsets = self._classes(sets)
-        train = self._merge([one.train for one in sets], offsets, names)
-        test = self._merge([one.test for one in sets], offsets, names)
+        task = sets[0].task
+        train = self._merge([one.train for one in sets], offsets, names, task)
+        test = self._merge([one.test for one in sets], offsets, names, task)
         groups = torch.cat([torch.full((len(one.train),), place) for place, one in enumerate(sets)])
-        return Dataset("+".join(names), train, test, class_names, sets[0].task, groups=groups, group_names=names)
+        return Dataset("+".join(names), train, test, class_names, task, groups=groups, group_names=names)
 
     def _classes(self, sets: list[Dataset]) -> tuple[tuple[str, ...], list[int]]:
         first = sets[0]
@@ -56,24 +56,16 @@ class Joined:
                     f"{odd.num_classes} of {odd.name}; set shared_labels = false"
                 )
             return first.class_names, [0] * len(sets)
-        if first.train.targets.ndim != 1:
+        if not first.task.one_class:
             raise DataError("expected shared_labels = true for words, got false; all words have one alphabet")
         names = tuple(f"{one.name}: {label}" for one in sets for label in one.class_names)
         counts = torch.tensor([0] + [one.num_classes for one in sets[:-1]])
         return names, counts.cumsum(0).tolist()
 
-    def _merge(self, parts: list[Examples], offsets: list[int], names: tuple[str, ...]) -> Examples:
-        images = [resize_images(convert_channels(part.images, self.channels), self.size) for part in parts]
+    def _merge(self, parts: list[Examples], offsets: list[int], names: tuple[str, ...], task: Task) -> Examples:
+        images = [resize_images(convert_channels(part.inputs, self.channels), self.size) for part in parts]
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in zip(names, images, strict=True)}
         if len(set(shapes.values())) > 1:
             raise DataError(f"expected images of one shape, got {shapes}; set size and channels")
         targets = [part.targets + offset for part, offset in zip(parts, offsets, strict=True)]
-        return Examples(torch.cat(images), torch.cat(_padded(targets)))
-
-
-def _padded(targets: list[Tensor]) -> list[Tensor]:
-    """Words of one width; class numbers stay as they are."""
-    if targets[0].ndim == 1:
-        return targets
-    width = max(one.shape[1] for one in targets)
-    return [F.pad(one, (0, width - one.shape[1]), value=-1) for one in targets]
+        return Examples(torch.cat(images), task.join(targets))

@@ -1,4 +1,4 @@
-"""Who holds which training examples: ways to divide a data set among clients."""
+"""Schemes that divide the training examples of a data set among clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(ABC):
-    """A way to divide a data set. validation: the share of its examples that each client sets aside."""
+    """A scheme that divides a data set. validation: the share of each client's examples for validation, in [0, 1)."""
 
     validation: float = 0.2
 
@@ -55,7 +55,7 @@ class Scheme(ABC):
         """The training examples of each client, as indices."""
 
     def labels(self, dataset: Dataset) -> Sequence[str]:
-        """What each client is called beside its number; empty for the number alone."""
+        """A label for each client, added to its number in its name; empty for numbers only."""
         return ()
 
     def split(self, dataset: Dataset, *, rng: Rng) -> Partition:
@@ -120,7 +120,7 @@ class Shards(Counted):
 
 @dataclass(frozen=True, kw_only=True)
 class LrpShards(Counted):
-    """Data sorted by label and cut into shards, dealt at random: clients get unequal numbers of shards, none left over.
+    """Data sorted by label and cut into shards, assigned at random: clients get different numbers of shards.
 
     Every client starts with `min_shards`; each further shard goes to a random client that has fewer than `max_shards`.
     Reference: LRP, section 5.1 (MNIST: 300 shards of 200 on 100 clients, 1 to 9 each).
@@ -163,7 +163,7 @@ class LrpShards(Counted):
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Counted):
-    """Each class is divided among the clients in proportions drawn from a Dirichlet; a small alpha is less even.
+    """Each class is divided among the clients in proportions drawn from a Dirichlet; uneven for a small alpha.
 
     Drawn again until every client has `min_examples`, up to 1000 times.
     Reference: Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, 2022.
@@ -211,7 +211,7 @@ class Dirichlet(Counted):
 class OneClass(Scheme):
     """Every client holds examples of one class only; by default one client per class.
 
-    With more clients than classes, several clients share a class evenly; with fewer, the last classes stay unused.
+    With more clients than classes, several clients share a class evenly; with fewer, the last classes are unused.
     """
 
     clients: int | None = None
@@ -241,7 +241,7 @@ class OneClass(Scheme):
 
 @dataclass(frozen=True, kw_only=True)
 class BySource(Scheme):
-    """One client per source that the data set names: a writer, or one of several data sets."""
+    """One client per group of the data set: a writer, or one of several joined data sets."""
 
     def assign(self, dataset: Dataset, *, rng: Rng) -> Sequence[Tensor]:
         groups = self._groups(dataset)
@@ -283,7 +283,7 @@ def _expect_enough(dataset: Dataset, parts: int, what: str, each: int = 1) -> No
 
 
 def _class_labels(dataset: Dataset) -> Tensor:
-    if dataset.train.targets.ndim != 1:
+    if not dataset.task.one_class:
         raise UsageError(
             f"{dataset.name}: expected one class per example to divide by class, got words; "
             "choose the partition iid, by_source or pooled"
@@ -307,7 +307,7 @@ def _shuffled(indices: Tensor, rng: Rng) -> Tensor:
 
 
 def _client_names(count: int, labels: Sequence[str]) -> list[str]:
-    """Names that sort in the order of the numbers, and that are safe as file names."""
+    """Client names that sort in numerical order and are safe as file names."""
     width = max(3, len(str(count - 1)))
     names = [f"client-{number:0{width}d}" for number in range(count)]
     if not labels:

@@ -1,6 +1,6 @@
-"""The published data sets and weights: addresses, checksums, terms, and what cannot be fetched by a program.
+"""Published data sets and weights: addresses, checksums, terms, and instructions for manual downloads.
 
-Where a checksum comes from is said beside it. A set whose checksum nobody published is `manual`.
+A comment names the origin of each checksum. A data set without a published checksum is `manual`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from leaktight.data.download import RemoteFile
 class Source:
     """A published data set or set of weights.
 
-    folder: below the data root. files: fetched into it. archive: fetched and unpacked to be it, or the part of it below
-    `subtree`. contents: published checksums of unpacked files. manual: what to put where, for a set that needs an
-    agreement or has no published checksum; `{folder}` stands for its folder.
+    folder: its path below the data root. files: downloaded into it. archive: downloaded and unpacked as the folder, or
+    its part below `subtree`. contents: published checksums of unpacked files. manual: instructions for a data set that
+    needs an agreement or has no published checksum; `{folder}` stands for the folder.
     """
 
     description: str
@@ -36,7 +36,7 @@ class Source:
 
 
 def _files(addresses: tuple[str, ...], checksums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    """Files by name, each below every one of the addresses."""
+    """Files by name, each available below all of the addresses."""
     return tuple(
         RemoteFile(name=name, urls=tuple(address + name for address in addresses), checksum=checksum)
         for name, checksum in checksums.items()
@@ -47,7 +47,7 @@ _MNIST = Source(
     description="MNIST: 70 000 handwritten digits, 28x28, grey",
     terms="Creative Commons Attribution-ShareAlike 3.0",
     folder="mnist",
-    # The MD5 sums of torchvision belong to the same bytes.
+    # torchvision's MD5 sums are of the same bytes.
     files=_files(
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
         {
@@ -261,7 +261,7 @@ _LPIPS = Source(
     description="AlexNet and VGG16 trained on ImageNet, and the heads of LPIPS 0.1: for the LPIPS metric (0.8 GB)",
     terms="BSD 3-Clause (torchvision), BSD 2-Clause (LPIPS)",
     folder="lpips_trunks",
-    # The first digits of the SHA-256 stand in the file names; the heads are those that torchmetrics carries.
+    # The file names hold the first digits of the SHA-256; the heads are the same as in torchmetrics.
     files=(
         *_files(
             ("https://download.pytorch.org/models/",),
@@ -289,7 +289,7 @@ _CIFAR10_RESNET = Source(
     description="ResNet-20, 32 and 56 trained on CIFAR-10 (91.7, 92.6 and 93.4 % correct)",
     terms="BSD 2-Clause; Yerlan Idelbayev",
     folder="weights_cifar10_resnet",
-    # The first digits of the SHA-256 stand in the file names.
+    # The file names hold the first digits of the SHA-256.
     files=_files(
         ("https://github.com/akamaster/pytorch_resnet_cifar10/raw/master/pretrained_models/",),
         {
@@ -321,4 +321,4 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "vgg_face": _VGG_FACE,
     }
 )
-"""By the name that `leaktight data` takes."""
+"""By the name that `leaktight data` accepts."""

@@ -1,4 +1,4 @@
-"""Settings that several data sets share, and how they cut examples into training and test."""
+"""Settings that data sets share, and the split into a training and a test part."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def check_channels(channels: int | None) -> None:
 
 
 def stratified_split(strata: Tensor, test_share: float, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Places of the training and of the test examples, each sorted; `strata` (N,) are integers.
+    """Sorted indices of the training and of the test examples. strata: the stratum of each example, integers (N,).
 
-    Every stratum gives `test_share` of its examples to the test part, to within one example; the rests are settled so
-    that the whole test part has its share too, and at least one example is on either side.
+    Every stratum gives `test_share` of its examples to the test part, to within one example. The remainders are rounded
+    so that the whole test part has its share too, and each part has at least one example.
     """
     count = len(strata)
     if count < 2:
@@ -49,7 +49,7 @@ def stratified_split(strata: Tensor, test_share: float, rng: Rng) -> tuple[Tenso
     quota = sizes.double() * (wanted / count)
     takes = quota.floor().long()
     generator = rng.public()
-    # A random order first and a stable sort after it: equal rests are settled by the seed, not by the class number.
+    # A random order, then a stable sort: the seed decides between equal remainders, not the class number.
     order = torch.randperm(len(keys), generator=generator)
     order = order[torch.argsort((quota - takes)[order], descending=True, stable=True)]
     takes[order[: wanted - int(takes.sum())]] += 1
@@ -64,9 +64,9 @@ def stratified_split(strata: Tensor, test_share: float, rng: Rng) -> tuple[Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSettings:
-    """How one body of examples is cut in two.
+    """A data set that is split into training and test examples.
 
-    test_share: the share of each class that is kept for testing. split_seed: which examples those are.
+    test_share: the share of each class for testing, in (0, 1). split_seed: selects the test examples.
     """
 
     test_share: float = 0.2
@@ -74,7 +74,7 @@ class SplitSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.test_share < 1:
-            raise ValueError(f"expected test_share between 0 and 1, got {self.test_share}; 0.2 keeps a fifth")
+            raise ValueError(f"expected test_share between 0 and 1, got {self.test_share}; 0.2 is a fifth")
 
     def cut(self, strata: Tensor) -> tuple[Tensor, Tensor]:
         return stratified_split(strata, self.test_share, Rng(self.split_seed).child("split"))
@@ -86,10 +86,10 @@ class SplitSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PartSettings(SplitSettings):
-    """For sets that come with a training and a test part.
+    """A data set that is published as a training and a test part.
 
-    part: "both" as published; "train" or "test" takes that part alone and cuts it by `test_share`, for when the other
-    part is not there. size: resize to so many pixels a side; None keeps the images as they are.
+    part: "both" as published; "train" or "test" uses only that part and splits it by `test_share`, where the other is
+    missing. size: pixels per side after resizing; None keeps the images as they are.
     """
 
     part: Literal["both", "train", "test"] = "both"
@@ -102,7 +102,7 @@ class PartSettings(SplitSettings):
             raise ValueError(f"expected part to be one of {', '.join(PARTS)}, got {self.part!r}")
 
     def from_parts(self, name: str, read: Callable[[Part], Examples], class_names: tuple[str, ...]) -> Dataset:
-        """The data set whose parts `read` gives."""
+        """The data set of the parts that `read` returns."""
         if self.part != "both":
             return Dataset(name, *self.divide(self._sized(read(self.part))), class_names)
         try:
@@ -112,13 +112,13 @@ class PartSettings(SplitSettings):
         return Dataset(name, self._sized(train), self._sized(test), class_names)
 
     def _sized(self, examples: Examples) -> Examples:
-        return Examples(resize_images(examples.images, self.size), examples.targets)
+        return Examples(resize_images(examples.inputs, self.size), examples.targets)
 
 
 def _part_hint(read: Callable[[Part], Examples]) -> str:
-    """What to say when one part is missing and the other is there."""
+    """The end of the message when one part is missing and the other is present."""
     for part in _PUBLISHED:
         with suppress(DataError):
             read(part)
-            return f', or set part = "{part}" to split the part that is there'
+            return f', or set part = "{part}" to split the other part'
     return ""

@@ -1,58 +1,55 @@
-"""Fetching and checking published data sets and weights, and where they lie below the data root."""
+"""Download, unpack and verify published data sets and weights below the data root."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+import gzip
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
 import httpx
-import platformdirs
 
 from leaktight.core.errors import DataError, UsageError, suggestion
-from leaktight.data.archives import differences, extract
-from leaktight.data.download import RemoteFile, checksum_of, fetch
+from leaktight.data.download import RemoteFile, checksum_of, fetch, named_os_errors
 from leaktight.data.published import SOURCES, Source
 
 ARCHIVES = "archives"
 """The folder below the data root that keeps downloaded archives; it may be deleted once they are unpacked."""
 
-State = Literal["ready", "unchecked", "damaged", "missing"]
+Status = Literal["ready", "unchecked", "damaged", "missing"]
 
 FileProgress = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes done, and the bytes in all where the server tells."""
+"""Called with the name of the file, the bytes received, and the total, or None if the server does not state it."""
 
+_CHUNK = 1 << 20
 _SHOWN = 5
 _MISSING, _DIFFERS = "is missing", "differs"
 
 
 @dataclass(frozen=True)
-class Report:
-    """What lies in a source's folder.
+class SourceReport:
+    """The state of a published data set on disk.
 
-    state: "ready", all there and as published; "unchecked", there, with nothing to compare it with; "damaged", files
-    are missing or differ, and `problems` says which; "missing". message: one line for the user.
+    state: "ready", complete and as published; "unchecked", present, but without a checksum to compare with; "damaged",
+    files are missing or differ, as `problems` lists by file; "missing". message: one line for the user.
     """
 
     name: str
     folder: Path
-    state: State
+    state: Status
     message: str
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def usable(self) -> bool:
         return self.state in ("ready", "unchecked")
-
-
-def data_root(option: Path | None = None) -> Path:
-    """Where data sets lie: the option, else the environment's LEAKTIGHT_DATA, else the user's cache folder."""
-    if option is not None:
-        return option.expanduser()
-    environment = os.environ.get("LEAKTIGHT_DATA")
-    return Path(environment).expanduser() if environment else platformdirs.user_cache_path("leaktight")
 
 
 def prepare(
@@ -62,10 +59,10 @@ def prepare(
     force: bool = False,
     progress: FileProgress | None = None,
     client: httpx.Client | None = None,
-) -> Report:
-    """Fetch and unpack what is not there yet; `force` replaces what is there but is not as published.
+) -> SourceReport:
+    """Download and unpack what is missing; `force` replaces files that are not as published.
 
-    A set that has to be fetched by hand gives a report that says what to put where, in state "missing".
+    For a data set that needs a manual download the report has state "missing", and its message the instructions.
     """
     source = _source(name)
     if source.manual:
@@ -73,14 +70,14 @@ def prepare(
     folder = root / source.folder
 
     def get(file: RemoteFile, into: Path) -> Path:
-        told = None if progress is None else lambda done, total: progress(file.name, done, total)
-        return fetch(file, into, progress=told, client=client, force=force)
+        of_file = None if progress is None else lambda done, total: progress(file.name, done, total)
+        return fetch(file, into, progress=of_file, client=client, force=force)
 
     for file in source.files:
         get(file, folder)
     if source.archive and (force or not _has_files(folder)):
         extract(get(source.archive, root / ARCHIVES), folder, subtree=source.subtree, force=folder.exists())
-        return Report(name, folder, "ready", f"{name}: fetched to {folder} and verified")
+        return SourceReport(name, folder, "ready", f"{name}: fetched to {folder} and verified")
     report = verify(name, root)
     if not report.usable:
         raise DataError(report.message)
@@ -88,17 +85,17 @@ def prepare(
 
 
 def present(name: str, root: Path) -> bool:
-    """Whether anything lies in the source's folder; `verify` says whether it is what was published."""
+    """Whether the folder of a data set holds any files; `verify` compares them with the published ones."""
     return _has_files(root / _source(name).folder)
 
 
-def verify(name: str, root: Path) -> Report:
-    """Compare what lies below `root` with what was published."""
+def verify(name: str, root: Path) -> SourceReport:
+    """Compare the files below `root` with the published checksums."""
     source = _source(name)
     folder = root / source.folder
     if not _has_files(folder):
         what = source.manual or f"fetch it with `leaktight data {name}`"
-        return Report(name, folder, "missing", f"{name}: not at {folder}; {what.format(folder=folder)}")
+        return SourceReport(name, folder, "missing", f"{name}: not at {folder}; {what.format(folder=folder)}")
     problems, checked = _problems(source, folder, root / ARCHIVES)
     if problems:
         shown = ", ".join(f"{file} {what}" for file, what in list(problems.items())[:_SHOWN])
@@ -108,10 +105,10 @@ def verify(name: str, root: Path) -> Report:
             f"replace it with `leaktight data {name} --force`" if replace else f"fetch with `leaktight data {name}`"
         )
         message = f"{name}: {folder} is not as published: {shown}{rest}; {remedy}"
-        return Report(name, folder, "damaged", message, problems)
+        return SourceReport(name, folder, "damaged", message, problems)
     if not checked:
-        return Report(name, folder, "unchecked", f"{name}: found at {folder}; there is nothing to check it against")
-    return Report(name, folder, "ready", f"{name}: {folder} is complete and as published")
+        return SourceReport(name, folder, "unchecked", f"{name}: found at {folder}; it cannot be verified")
+    return SourceReport(name, folder, "ready", f"{name}: {folder} is complete and as published")
 
 
 def _source(name: str) -> Source:
@@ -121,7 +118,7 @@ def _source(name: str) -> Source:
 
 
 def _problems(source: Source, folder: Path, archives: Path) -> tuple[dict[str, str], bool]:
-    """The files that are missing or differ, and whether there was anything to compare with."""
+    """The files that are missing or differ, and whether there were checksums or an archive to compare with."""
     published = {file.name: file.checksum for file in source.files} | dict(source.contents)
     if published:
         states = {file: _state(folder / file, checksum) for file, checksum in published.items()}
@@ -141,7 +138,96 @@ def _state(path: Path, checksum: str) -> str:
 
 
 def _has_files(folder: Path) -> bool:
-    """Whether anything but the remains of a download is there."""
+    """Whether a folder holds anything but unfinished downloads."""
     return folder.is_dir() and any(
         entry.suffix not in (".part", ".lock") and not entry.name.startswith(".") for entry in folder.iterdir()
     )
+
+
+def extract(archive: Path, folder: Path, *, subtree: str = "", force: bool = False) -> Path:
+    """Unpack a .tar, .tar.gz or .zip, or the part of it below `subtree`, as `folder`.
+
+    The folder appears only when everything is unpacked. If it exists, `force` is needed to replace it.
+    """
+    if folder.exists() and not force:
+        raise DataError(f"{folder}: the folder to unpack into exists; replace it with --force")
+    with named_os_errors(folder.parent, "write to"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        with named_os_errors(folder, "unpack into"):
+            unpacked = scratch / "new"
+            unpacked.mkdir()
+            _unpack(archive, unpacked)
+            content = unpacked / subtree
+            if not content.is_dir():
+                raise DataError(f"{archive}: expected a folder {subtree!r} in it, got none; it is another archive")
+            if folder.exists():
+                folder.rename(scratch / "old")
+            content.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def differences(archive: Path, folder: Path, *, subtree: str = "") -> list[str]:
+    """The files of `archive` below `subtree` that `folder` lacks or holds with other content."""
+    below = PurePosixPath(subtree)
+    return [
+        str(path.relative_to(below))
+        for path, stream in _files(archive)
+        if path.is_relative_to(below) and not _same(stream, folder / path.relative_to(below))
+    ]
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as packed:
+                for info in packed.infolist():
+                    _check_zip_entry(archive, info)
+                packed.extractall(folder)
+        else:
+            with tarfile.open(archive) as packed_tar:
+                packed_tar.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise DataError(f"{archive}: expected files inside the archive's own folder, got {error}") from error
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{archive}: expected a tar or zip archive, got a damaged file ({error})") from error
+
+
+def _check_zip_entry(archive: Path, info: zipfile.ZipInfo) -> None:
+    path = PurePosixPath(info.filename.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in info.filename or stat.S_ISLNK(info.external_attr >> 16):
+        raise DataError(
+            f"{archive}: expected files inside the archive's own folder, got {info.filename!r}; do not trust this file"
+        )
+
+
+def _files(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
+    """Every regular file of the archive with its content; read it before asking for the next one."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for info in packed.infolist():
+                if not info.is_dir():
+                    with packed.open(info) as stream:
+                        yield PurePosixPath(info.filename), stream
+        return
+    with tarfile.open(archive) as packed_tar:
+        for member in packed_tar:
+            content = packed_tar.extractfile(member) if member.isfile() else None
+            if content is not None:
+                with content:
+                    yield PurePosixPath(member.name), content
+
+
+def _same(stream: IO[bytes], path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as other:
+        while True:
+            expected = stream.read(_CHUNK)
+            if expected != other.read(_CHUNK):
+                return False
+            if not expected:
+                return True

@@ -1,6 +1,6 @@
-"""What a run of noisy steps costs in privacy. The mathematics of sampled steps is Opacus'; nothing here sees data.
+"""Privacy accounting: the epsilon of a history of noisy steps. Opacus computes that of sampled steps.
 
-A history is a list of pairs [sampling rate, number of steps]: plain values that a client keeps in its state.
+A history is a list of pairs [sampling rate, number of steps], which a client keeps in its state.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -18,14 +18,14 @@ from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.protocols import Report
 
 Accountant: TypeAlias = Literal["rdp", "prv", "gdp"]
-History: TypeAlias = Sequence[Sequence[Any]]
+History: TypeAlias = Sequence[Sequence[float]]
 
 PRV_LIMIT = 50.0
-"""Above this epsilon the numerical accountant takes minutes and gigabytes to say that there is hardly any privacy."""
+"""Above this epsilon, which is hardly any privacy, the prv accountant would take minutes and gigabytes."""
 
 
 def require_opacus() -> None:
-    """Load Opacus, or say how to get it."""
+    """Raise an error that says how to install Opacus if it is missing."""
     try:
         import opacus  # noqa: F401
     except ImportError as error:
@@ -35,7 +35,7 @@ def require_opacus() -> None:
 
 
 def check_privacy_settings(*, clip_norm: float, noise_multiplier: float, delta: float) -> None:
-    """The ranges that every defense with an accountant shares."""
+    """Raise ValueError unless these settings, which all defenses with an accountant share, are in range."""
     if not clip_norm > 0:
         raise ValueError(f"expected clip_norm > 0, got {clip_norm}")
     if not 0 <= noise_multiplier < math.inf:
@@ -46,13 +46,13 @@ def check_privacy_settings(*, clip_norm: float, noise_multiplier: float, delta: 
         raise ValueError(f"expected delta in (0, 1), got {delta}")
 
 
-def counted(history: History, more: Iterable[tuple[float, int]]) -> list[list[Any]]:
-    """The history with more steps in it; steps of one rate are counted together.
+def counted(history: History, more: Iterable[tuple[float, int]]) -> list[list[float]]:
+    """The history with more steps added; steps of the same rate become one entry.
 
     >>> counted([[0.5, 2]], [(0.25, 1), (0.5, 1)])
     [[0.5, 3], [0.25, 1]]
     """
-    steps: dict[float, int] = {}
+    steps: dict[float, float] = {}
     for rate, number in [*history, *more]:
         steps[rate] = steps.get(rate, 0) + number
     return [[rate, number] for rate, number in steps.items()]
@@ -61,9 +61,9 @@ def counted(history: History, more: Iterable[tuple[float, int]]) -> list[list[An
 def sampled_epsilon(history: History, *, noise_multiplier: float, delta: float, accountant: Accountant) -> float:
     """The epsilon of Gaussian steps, each on a Poisson sample of the examples (or clients) at the rate of its entry.
 
-    noise_multiplier: standard deviation of the noise over the sensitivity of a step. Infinite where nothing is bounded.
-    rdp: Rényi DP. prv: numerical, tightest; above `PRV_LIMIT` the value of rdp. gdp: a limit for many steps, which can
-    be too low for few; rates may differ, as the squares of their mu add up.
+    noise_multiplier: standard deviation of the noise over the sensitivity of a step; the epsilon of 0 is infinite.
+    accountant: "rdp", Rényi DP; "prv", numerical and tightest, and the value of rdp above `PRV_LIMIT`; "gdp", the limit
+    of many steps, which can be too low for few (the squares of mu of different rates add up).
     """
     if not history:
         return 0.0
@@ -73,10 +73,10 @@ def sampled_epsilon(history: History, *, noise_multiplier: float, delta: float, 
 
 
 def uses_of_an_example(steps: int, steps_per_epoch: int | None) -> int:
-    """How often any one example was used in a round of so many steps.
+    """The most steps of a round that used the same example.
 
-    steps_per_epoch: after how many steps an example may come again, as `fl.local.plan_batches` deals them. None: nobody
-    knows, and every step may have used the same one.
+    steps_per_epoch: the steps between two uses of an example, as `fl.local.plan_batches` plans them; None if unknown,
+    when every step may have used the same example.
 
     >>> uses_of_an_example(6, 3), uses_of_an_example(7, 3), uses_of_an_example(50, None)
     (2, 3, 50)
@@ -85,7 +85,7 @@ def uses_of_an_example(steps: int, steps_per_epoch: int | None) -> int:
 
 
 def report_budget(figures: Mapping[str, float], delta: float, report: Report) -> None:
-    """Report those figures of epsilon that are finite, and their delta."""
+    """Report the finite values of epsilon by name, and their delta."""
     for name, value in figures.items():
         if math.isfinite(value):
             report(name, value)
@@ -98,7 +98,7 @@ def _rdp(history: History, noise_multiplier: float, delta: float) -> float:
 
     curve = sum(steps * np.array(_rdp_of_step(rate, noise_multiplier)) for rate, steps in history)
     with warnings.catch_warnings():
-        # It tells that an order outside its list would give a tighter bound; this one holds.
+        # Opacus warns that an order outside its list would give a tighter bound; this bound holds too.
         warnings.filterwarnings("ignore", message="Optimal order is the")
         epsilon, _ = get_privacy_spent(orders=RDPAccountant.DEFAULT_ALPHAS, rdp=curve, delta=delta)
     return float(epsilon)
@@ -106,7 +106,7 @@ def _rdp(history: History, noise_multiplier: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _rdp_of_step(rate: float, noise_multiplier: float) -> tuple[float, ...]:
-    """A quarter of a second each time, so every process remembers it; a round asks for the same few rates."""
+    """Rényi DP of one step, by order. Cached: it takes a quarter of a second, and a round repeats few rates."""
     from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis.rdp import compute_rdp
 
@@ -122,7 +122,7 @@ def _prv(history: History, noise_multiplier: float, delta: float) -> float:
         return bound
     accountant = PRVAccountant()
     accountant.history = [(noise_multiplier, rate, steps) for rate, steps in history]
-    with np.errstate(divide="ignore"):  # at rate 1 it takes the logarithm of 0, which is right
+    with np.errstate(divide="ignore"):  # at rate 1 it computes log(0), which gives the right result
         return float(accountant.get_epsilon(delta))
 
 

@@ -1,4 +1,4 @@
-"""Adaptive learning-rate perturbation: clients with more classes take larger steps."""
+"""Adaptive learning-rate perturbation: clients with more classes use larger learning rates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from leaktight.defenses.lrp import Lrp
 class AdaLrp(Lrp):
     """LRP with rates from U(0, 2 K p_k N eta), where K grows with the number of classes that a client holds.
 
-    K = zeta (|Y_k| - mean of |Y|) + beta, and never below `min_factor`. The paper sets beta = 1, which keeps the mean
+    K = zeta (|Y_k| - mean of |Y|) + beta, at least `min_factor`. The paper sets beta = 1, which keeps the mean
     of K over the clients at 1, and zeta = 1/6, 1/10, 1/20, 1/400 for MNIST, CIFAR-10, CIFAR-100 and ImageNet.
     spread: as in LRP.
 
     Reference: Wan et al. 2023, Algorithm 1 (blue parts), equations 12 and 13.
-    Assumes: as LRP; the sum of the clients' numbers of classes becomes known too.
+    Assumes: as LRP; server and clients also learn the sum of the clients' numbers of classes.
     Differs from the paper: as LRP; and K is clamped, because with few classes at one client and many at most others
-    it would be negative and the client would climb its loss.
+    it would be negative, and the client would increase its loss.
     """
 
     zeta: float = 1 / 6

@@ -1,4 +1,4 @@
-"""AdaDefense: the server gets the step of an adaptive optimiser whose moments it does not know."""
+"""AdaDefense: clients send the step of an adaptive optimiser whose moments they keep private."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State, Update
 from leaktight.defenses.perturbation import widened
 
-Form: TypeAlias = Literal["adam", "adagrad", "yogi"]
+MomentRule: TypeAlias = Literal["adam", "adagrad", "yogi"]
 
 CODE_SCALE = 1e-3
 
@@ -24,29 +24,28 @@ CODE_SCALE = 1e-3
 class AdaDefense(Defense):
     """Sends a stand-in for the update: the step that Adam (or Adagrad, Yogi) makes of it with the client's own moments.
 
-    form: "adam", "adagrad" or "yogi". beta1, beta2: of the moments; adagrad has none. epsilon: in the denominator,
-    sqrt(v) + epsilon, or sqrt(v + epsilon) with epsilon_inside, as printed in the paper's equation 5.
+    form: "adam", "adagrad" or "yogi". beta1, beta2: decay of the moments; unused by adagrad. epsilon: in the
+    denominator, sqrt(v) + epsilon, or sqrt(v + epsilon) with epsilon_inside, as printed in the paper's equation 5.
     learning_rate: of the server along the mean stand-in, whose elements are of the order of 1. 1e-3 is the scale of the
-    published code, which plays hundreds of rounds; 50 rounds with skewed clients need about 1e-2. It multiplies what
-    the aggregator makes of the stand-ins; `fedsgd` has a learning rate of its own, to be set to 1 here.
-    variant: "paper", or "code" for the published code: every form keeps a first moment and the client scales by
+    published code, which runs hundreds of rounds; 50 rounds with skewed clients need about 1e-2. It multiplies the
+    aggregated stand-ins; set the learning rate of `fedsgd` to 1.
+    variant: "paper", or "code" for the published code: every form has a first moment, and the client scales by
     1e-3 sqrt(1 - beta2^T) / (1 - beta1^T) in place of the server's learning_rate and of the correction of each moment,
     with T one round late (1, 1, 2, 3, ...).
 
-    The gradient is what the client sends otherwise, as a descent direction: received minus local parameters, or the
-    gradient itself. Moments and time belong to one client, never leave it, and advance in the rounds in which it takes
-    part. Batch-norm statistics are sent as they are, because the model cannot be used without them: they are not
-    protected.
+    The gradient here is the undefended update as a pseudo-gradient: received minus local parameters, or the gradient
+    itself. Moments and time belong to one client, never leave it, and advance in the rounds in which it takes part.
+    Batch-norm statistics are sent unprotected, because the model cannot be used without them.
 
     Reference: Hu, Ren et al. (AdaDefense), equations 1 to 5; Kingma and Ba 2015, Duchi et al. 2011, Zaheer et al. 2018.
     Assumes: a server that does not know the moments. In a client's first round they are zero, and the stand-in is an
-    invertible function of the gradient; signs show in every round.
-    Differs from the paper: epsilon is outside the root unless asked, and the server has a learning rate; the paper
-    names none. The published code has one set of moments for all clients, which nobody in a federation could hold;
-    here, in both variants, each client has its own.
+    invertible function of the gradient; signs are visible in every round.
+    Differs from the paper: epsilon is outside the root by default, and the server has a learning rate, which the paper
+    does not mention. The published code shares one set of moments between all clients, which no party of a federation
+    could hold; here, in both variants, each client has its own.
     """
 
-    form: Form = "adam"
+    form: MomentRule = "adam"
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -69,7 +68,7 @@ class AdaDefense(Defense):
 
     def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
         sign = -1.0 if update.kind == "delta" else 1.0
-        # In half precision epsilon and most squares are zero, and moments stand still.
+        # In half precision epsilon and most squares are zero, and moments would not change.
         gradient = {name: sign * widened(tensor) for name, tensor in update.tensors.items()}
         stand_in, state = self.stand_in(gradient, state)
         sent = {name: (sign * stand_in[name]).to(tensor.dtype) for name, tensor in update.tensors.items()}
@@ -81,7 +80,7 @@ class AdaDefense(Defense):
         return {name: self.learning_rate * tensor for name, tensor in change.items()}, state
 
     def stand_in(self, gradient: Params, state: State) -> tuple[dict[str, Tensor], State]:
-        """What is sent in place of a gradient, and the state after it. Differentiable, for an adaptive attacker."""
+        """The stand-in for a gradient, and the new state. Differentiable, for an adaptive attacker."""
         time = state["time"] + 1
         first = {name: self._first(state["first"].get(name), tensor) for name, tensor in gradient.items()}
         second = {
@@ -124,4 +123,8 @@ def _yogi(moment: Tensor, square: Tensor, beta2: float) -> Tensor:
     return moment - (1 - beta2) * torch.sign(moment - square) * square
 
 
-_SECOND: Mapping[Form, Callable[[Tensor, Tensor, float], Tensor]] = {"adam": _adam, "adagrad": _adagrad, "yogi": _yogi}
+_SECOND: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "adam": _adam,
+    "adagrad": _adagrad,
+    "yogi": _yogi,
+}

@@ -1,4 +1,4 @@
-"""Differential privacy of whole clients: the update is clipped and noised, not the gradients behind it."""
+"""Client-level differential privacy: the update is clipped and gets noise."""
 
 from __future__ import annotations
 
@@ -31,30 +31,32 @@ from leaktight.models.surgery import has_batch_norm
 class ClientDp(Defense):
     """Clips a client's whole update and adds Gaussian noise to it, accounted over rounds: DP of clients.
 
-    clip_norm: the largest norm of an update. inf (with noise_multiplier 0): no clipping.
-    noise_multiplier: standard deviation of the noise, as a multiple of clip_norm. 0: clipping alone, no DP, no epsilon.
-    noise_shares: 1: every update carries the whole noise. K: every update carries 1 / sqrt(K) of it, so that the sum of
-    K updates carries the whole; the number of examples is then not sent, and `fedavg` wants scheme = "I".
+    clip_norm: the largest norm of an update; inf (only with noise_multiplier 0) is no clipping.
+    noise_multiplier: standard deviation of the noise, as a multiple of clip_norm; 0 is clipping without DP and without
+    epsilon.
+    noise_shares: 1: every update has the whole noise. K: every update has 1 / sqrt(K) of it, so that the sum of K
+    updates has the whole; the number of examples is then not sent, and `fedavg` needs scheme = "I".
     sampling_rate: the probability with which a client takes part in a round, for `epsilon_if_poisson`.
-    adjacency: "remove": the client's update against none at all (zero). "replace": against that of any other data,
-    twice as far away; only with sampling_rate 1.
+    adjacency: "remove": neighbours differ in the client's update being there or zero. "replace": in the client having
+    other data, which doubles the sensitivity; only with sampling_rate 1.
     delta, accountant: as in `dp_sgd`.
 
     Reported every round, for all rounds so far: `epsilon`, of the rounds that the client took part in, against a server
-    that reads its updates and knows when it did (exact: they are Gaussian mechanisms). With noise_shares = K also
-    `epsilon_of_sum`, for who sees nothing but sums of at least K such updates of equal weight (secure aggregation).
-    With sampling_rate < 1 also `epsilon_if_poisson` by the accountant: every round so far at this rate, against those
-    who do not know who took part, if clients were drawn by Poisson sampling.
+    that reads its updates and knows these rounds (exact, for Gaussian mechanisms). With noise_shares = K also
+    `epsilon_of_sum`, against an observer of sums of at least K such updates of equal weight (secure aggregation).
+    With sampling_rate < 1 also `epsilon_if_poisson` by the accountant: all rounds so far at this rate, against an
+    observer who does not know which clients took part, if they were chosen by Poisson sampling.
 
-    The noise is added at the client, because noise that a server adds does not protect against that server. Whole noise
-    on every update costs far more accuracy than once on the sum; noise_shares is that case, without trust in a server.
+    The noise is added at the client, because noise that a server adds does not protect against that server. The whole
+    noise on every update costs far more accuracy than once on the sum; noise_shares gives the latter without a trusted
+    server.
 
     Reference: McMahan et al. 2018 and Geyer et al. 2017 (clients as the unit of privacy); noise_shares = 1 is local DP.
-    Assumes: that the client's key is secret. Batch statistics would be sent without noise: none are sent, and batch
-    normalisation in training mode is an error. Ours draws a fixed number of clients, in a way that the config tells.
-    An update that is not finite counts as zero: a client that declines would tell about its data.
-    Differs from the paper: there a trusted server adds the noise. The update's own metrics are not sent; with
-    noise_shares = 1 the number of examples is, and counts as public.
+    Assumes: a secret client key. Batch statistics would be sent without noise: none are sent, and batch normalisation
+    in training mode is an error. Our server chooses a fixed number of clients per round, by a seed in the config.
+    An update that is not finite counts as zero, because a refusal would reveal something about the data.
+    Differs from the paper: there a trusted server adds the noise. Metrics are not sent; with noise_shares = 1 the
+    number of examples is sent, and counts as public.
     """
 
     clip_norm: float = 1.0
@@ -74,7 +76,7 @@ class ClientDp(Defense):
         if self.adjacency == "replace" and self.sampling_rate < 1:
             raise ValueError(
                 f'expected sampling_rate = 1 with adjacency = "replace", got {self.sampling_rate}; '
-                "the accountants of sampled clients know removal only"
+                "the accountants of sampled clients support removal only"
             )
 
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
@@ -99,7 +101,7 @@ class ClientDp(Defense):
         report("clip_rate", float(size > self.clip_norm))
         factor = min(1.0, self.clip_norm / size) if size else 1.0
         tensors = {name: factor * widened(tensor) for name, tensor in update.tensors.items()}
-        if not math.isfinite(size):  # to decline would tell about the data
+        if not math.isfinite(size):  # a refusal would reveal something about the data
             tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.noise_multiplier:
             std = self.noise_multiplier * self.clip_norm / math.sqrt(self.noise_shares)
@@ -114,7 +116,7 @@ class ClientDp(Defense):
         return self.noise_multiplier > 0
 
     def spent(self, state: State) -> Spent:
-        """Against a server that reads every update and knows who took part; with noise_shares it reads more of each."""
+        """The budget against a server that reads every update; with noise_shares each update has less noise."""
         if not self.noise_multiplier:
             return Spent(math.inf, self.delta)
         uses = state["answered"] * self.noise_shares
@@ -122,7 +124,7 @@ class ClientDp(Defense):
 
     @property
     def _multiplier(self) -> float:
-        """Noise over sensitivity."""
+        """Standard deviation of the noise over the sensitivity."""
         return self.noise_multiplier / (2 if self.adjacency == "replace" else 1)
 
     def _report(self, state: State, report: Report) -> None:

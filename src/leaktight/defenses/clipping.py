@@ -1,4 +1,4 @@
-"""Clipping: a bound on the norm of what is trained on or sent."""
+"""Clipping: a bound on the norm of gradients or updates."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Scope: TypeAlias = Literal["global", "layer", "example"]
 class Clipping(Perturbation):
     """Scales down whatever has a norm above `clip_norm`: the whole gradient, each tensor, or each example's gradient.
 
-    scope: what is measured. "global": all tensors together. "layer": each tensor for itself. "example": the gradient of
-    each example, all tensors together, before their mean; at steps only, and not with batch normalisation in training.
-    clip_norm: S; g becomes g min(1, S / |g|). Infinity is no clipping.
+    scope: "global": the norm of all tensors together. "layer": of each tensor. "example": of each example's gradient,
+    all tensors together, before the mean; only at steps, and not with batch normalisation in training mode.
+    clip_norm: S > 0; g becomes g min(1, S / |g|). inf is no clipping.
     at: "step" or "update".
 
-    Reports clip_rate, the share of gradients, tensors or examples that were too long.
-    Reference: the 4 of Li et al., GGL, CVPR 2022, and Wan et al., LRP; by example as in Abadi et al., CCS 2016.
-    Assumes: nothing. Alone it changes lengths, not directions: a scale-free distance sees through "global" entirely.
-    Differs from the paper: no 1e-6 is added to the norm, so that a gradient within the bound is left bit for bit.
+    Reports clip_rate, the share of gradients, tensors or examples whose norm was above clip_norm.
+    Reference: clip_norm = 4 in Li et al., GGL, CVPR 2022, and Wan et al., LRP; by example in Abadi et al., CCS 2016.
+    Assumes: nothing. Clipping alone changes no direction: "global" has no effect on a scale-free distance.
+    Differs from the paper: no 1e-6 is added to the norm, so that a gradient within the bound is unchanged to the bit.
     """
 
     scope: Scope = "global"
@@ -79,7 +79,7 @@ class Clipping(Perturbation):
 
 
 def _weighted_mean(rows: Tensor, factors: Tensor) -> Tensor:
-    """The mean of rows (N, *shape), each times its factor (N,): in half precision the factors would miss the bound."""
+    """The mean of rows (N, *shape), each times its factor (N,). In half precision the result could exceed the bound."""
     wide = widened(rows)
     mean: Tensor = torch.tensordot(factors.to(wide.dtype), wide, 1) / len(factors)
     return mean

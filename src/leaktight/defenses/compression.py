@@ -20,17 +20,16 @@ Scope: TypeAlias = Literal["tensor", "global"]
 class GradientCompression(Perturbation):
     """Sets the smallest entries to zero (GC): a share of each tensor, or of all tensors together.
 
-    prune_share: p; entries below the p-percentile of the magnitudes become zero: of n different magnitudes, the
-    ceil(p (n - 1)) smallest. 0 is no compression; the largest entry always stays.
+    prune_share: p in [0, 1]; entries below the p-percentile of the magnitudes become zero: of n different magnitudes,
+    the ceil(p (n - 1)) smallest. 0 is no compression; the largest entry is always kept.
     scope: "tensor" takes the percentile of each tensor, "global" one of all tensors.
     at: "step" or "update".
 
-    Reports fraction_zeroed, the share of all entries that are zero after it.
+    Reports fraction_zeroed, the share of entries that are zero afterwards.
     Reference: Zhu et al., DLG, NeurIPS 2019; Lin et al., Deep Gradient Compression, ICLR 2018. 0.8 in Plato, 0.9 in
     LRP.
-    Assumes: nothing. Which entries are left is visible, and these are exact: an attacker matches on them alone.
-    Differs from the paper: what is pruned is dropped, not kept for later rounds as DGC does to train better; so do the
-    leakage studies.
+    Assumes: nothing. The kept entries are visible and exact: an attacker matches on them alone.
+    Differs from the paper: pruned entries are dropped, as in the leakage studies; DGC adds them to later rounds.
     """
 
     prune_share: float = 0.8

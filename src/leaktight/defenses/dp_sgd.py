@@ -1,4 +1,4 @@
-"""DP-SGD: the gradient of each example is clipped, and noise hides any one of them."""
+"""DP-SGD: the gradient of each example is clipped, and their mean gets noise."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ _STABILITY = 1e-6  # Opacus adds the same to every norm
 class DpSgd(Defense):
     """Clips the gradient of each example, adds Gaussian noise to the mean, and accounts for it: (epsilon, delta)-DP.
 
-    clip_norm: the largest norm of one example's gradient over all parameters. inf (with noise_multiplier 0): no limit.
+    clip_norm: the largest norm of one example's gradient; inf (only with noise_multiplier 0) is no clipping.
     noise_multiplier: standard deviation of the noise on the sum, as a multiple of clip_norm; the mean of a batch of B
-    gets noise_multiplier * clip_norm / B. 0: clipping alone, which is not DP and reports no epsilon.
-    delta: the probability with which epsilon need not hold. It should be well below 1 / the client's examples.
+    gets noise_multiplier * clip_norm / B. 0 is clipping alone, which is not DP and reports no epsilon.
+    delta: the probability that epsilon does not hold; choose it well below 1 / number of the client's examples.
     accountant: Opacus' "rdp", "prv" (tightest, slow) or "gdp" (an approximation that can be too low).
 
     Reported every round, for all rounds so far, of the client with the largest: `epsilon`, which is proven, and
-    `epsilon_if_poisson` by the accountant. No finite epsilon: none is reported.
+    `epsilon_if_poisson` by the accountant; only finite values.
 
-    `epsilon` needs no assumption on how batches were drawn: within an epoch an example enters one step, so k epochs are
-    k Gaussian mechanisms, and the order of the batches may even be known. Where nobody counts epochs (a loop of your
-    own that does not say steps_per_epoch), every step may have used the same example, and all of them count.
+    `epsilon` needs no assumption on how batches were drawn: within an epoch an example is used in one step, so k epochs
+    are k Gaussian mechanisms, even if the order of the batches is known. Without steps_per_epoch (in your own training
+    loop), every step may have used the same example, and all of them count.
     **`epsilon_if_poisson` assumes Poisson sampling**, as users of Opacus usually do: every example in every batch
     independently, with probability batch size / examples of the client. Local training here shuffles and goes through
-    all examples instead: it is the customary figure, for comparison, and nothing here keeps it.
+    all examples instead: this value is for comparison with the literature, and is not guaranteed here.
 
-    Neighbours differ in one example of one client being there or contributing zero; replacing one by another costs what
-    noise_multiplier / 2 would. Nothing else about the data is sent: aggregators that need a loss are refused. The
-    number of examples counts as public.
+    Neighbouring data sets differ in one example of one client, which is present or contributes zero; replacing an
+    example costs as much as noise_multiplier / 2. Nothing else about the data is sent: aggregators that need a loss are
+    refused. The number of examples counts as public.
 
     Reference: Abadi et al. 2016; Mironov 2017 (rdp), Gopi et al. 2021 (prv), Bu et al. 2020 (gdp).
-    Assumes: examples that meet nowhere but in the mean, so batch normalisation in training mode is an error; that the
-    client's key is secret. docs/defenses.md says what is done about floating-point numbers.
+    Assumes: examples that interact only in the mean, so batch normalisation in training mode is an error; a secret
+    client key. docs/defenses.md explains the effect of floating-point numbers.
     Differs from the paper: batches of shuffled epochs, see above; the noise of an incomplete batch is divided by its
-    own size; the sampling rate of each step is that of its batch.
+    size; the sampling rate of each step is that of its batch.
     """
 
     clip_norm: float = 1.0
@@ -125,7 +125,7 @@ class DpSgd(Defense):
         return Spent(gaussian_epsilon(math.sqrt(state["uses"]) / self._multiplier(state), self.delta), self.delta)
 
     def _multiplier(self, state: State) -> float:
-        """Noise over sensitivity: each group may change by clip_norm, so together by sqrt(groups) times it."""
+        """Noise over sensitivity: each group can change by clip_norm, so all together by sqrt(groups) times it."""
         return self.noise_multiplier / math.sqrt(state["groups"])
 
     def _report(self, state: State, report: Report) -> None:
@@ -146,9 +146,9 @@ class DpSgd(Defense):
 def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float) -> tuple[dict[str, Tensor], Tensor]:
     """The mean over examples of gradients (N, *shape), each group of names scaled to norm `clip_norm` at most.
 
-    Gives also the factors, (groups, N). An example whose gradient is not finite counts as zero: were the client to
-    decline, that would tell that it has the example. In float32 at least: rounding to half precision would lengthen
-    what was clipped. Differentiable, for an attacker who clips alike.
+    Returns also the factors (groups, N). An example whose gradient is not finite counts as zero, because a refusal
+    would reveal that the client has it. Computed in float32 at least: rounding to half precision could exceed the norm.
+    Differentiable, for an attacker who simulates the clipping.
     """
     means: dict[str, Tensor] = {}
     factors = []
@@ -157,10 +157,10 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
         # In float64: one float32 sum over millions of elements is off by 2e-4.
         norms = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        whole = norm.isfinite()
-        factor = (clip_norm / (norm.where(whole, 1) + _STABILITY)).clamp(max=1)
+        finite = norm.isfinite()
+        factor = (clip_norm / (norm.where(finite, 1) + _STABILITY)).clamp(max=1)
         for name, row in rows.items():
-            wide = widened(row).where(whole[:, None], 0)
+            wide = widened(row).where(finite[:, None], 0)
             means[name] = (factor.to(wide.dtype) @ wide / len(wide)).reshape(each[name].shape[1:])
         factors.append(factor)
     return {name: means[name] for name in each}, torch.stack(factors)

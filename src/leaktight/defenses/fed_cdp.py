@@ -1,4 +1,4 @@
-"""Fed-CDP: DP-SGD with a norm for each layer, fixed or shrinking from round to round."""
+"""Fed-CDP: DP-SGD with clipping per layer, at a norm that is fixed or decays over the rounds."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from leaktight.defenses.dp_sgd import DpSgd
 
 @dataclass(frozen=True, kw_only=True)
 class FedCdp(DpSgd):
-    """Clips the gradient of each example layer by layer, to a norm that may shrink over the rounds, and adds noise.
+    """Clips the gradient of each example layer by layer, to a norm that may decay over the rounds, and adds noise.
 
     clip_norm: the largest norm of one example's gradient in each layer, in the first round.
-    final_clip_norm: the norm after decay_rounds rounds, reached in equal steps (None: clip_norm throughout).
+    final_clip_norm: the norm after decay_rounds rounds, reached linearly; None keeps clip_norm.
     noise_multiplier: standard deviation of the noise on the sum, as a multiple of the round's clipping norm.
-    layers: what counts as one layer: every "tensor", or the tensors of a "module" (weight and bias) together.
-    delta, accountant, and what is reported: as in `dp_sgd`.
+    layers: a layer is a "tensor", or all tensors of a "module" (weight and bias).
+    delta, accountant and reports: as in `dp_sgd`.
 
-    An example can change each of L layers by the clipping norm, and so the whole gradient by sqrt(L) times it. The
-    accountant is therefore given noise_multiplier / sqrt(L). As the noise shrinks together with the clipping norm, this
-    number is the same in every round.
+    An example can change each of L layers by the clipping norm, and so the whole gradient by sqrt(L) times it: the
+    accountant gets noise_multiplier / sqrt(L). This is the same in every round, because noise and norm decay together.
 
     Reference: Wei et al. 2021 (Fed-CDP, and Fed-CDP(decay)).
     Assumes: as `dp_sgd`.
     Differs from the paper: epsilon is that of each client's own data and of what the server sees of it, with the
     sampling rate inside the client; the published accounting samples from the data of all clients, and counts
-    noise_multiplier without the factor 1 / sqrt(L). The shape of the decay is ours: linear. The published training code
-    has the noise commented out and divides the sum over 100 clients by 99.
+    noise_multiplier without the factor 1 / sqrt(L). The linear decay is our choice. The published training code has
+    the noise commented out and divides the sum over 100 clients by 99.
     """
 
     clip_norm: float = 4.0

@@ -1,4 +1,4 @@
-"""FedKL: the scale and shift of a normalisation are made from a key that never leaves the client."""
+"""FedKL: the scale and shift of batch norm are functions of a key that never leaves the client."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from leaktight.fl.messages import Evaluate, Evaluated
 from leaktight.fl.state import ClientState, Conduct
 from leaktight.models.keylock import LOCK, Blocks, lock_blocks, normalise_blocks
 
-Holding = Literal["own", "random_key", "wrong_key", "random", "zero"]
+LockContent = Literal["own", "random_key", "wrong_key", "random", "zero"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedKl(Defense):
     """FedKL: batch norm whose scale and shift come from a private key through a private lock (Ren et al.).
 
-    blocks: "first" locks the first convolution, as in the thesis; "all" locks every one, with one key.
-    key_length: numbers in the key, drawn from U(0, 1) once per client.
+    blocks: "first" locks the first convolution, as in the thesis; "all" locks all of them, with the same key.
+    key_length: the length of the key, which is drawn from U(0, 1) once per client.
     variant: "paper": scale and shift are plain linear functions of the key, and the statistics of the locked norms stay
         private; "code": ReLU on both, which switches about half of the channels off, and statistics are sent.
 
-    The server holds the network with a norm that has no scale and no shift. It never gets keys or locks, so clients
-    score the model with their own; `score_keys` scores it with other keys.
+    The server's network has norms without scale and shift. It never gets keys or locks, so clients evaluate the model;
+    `score_keys` evaluates it with other keys.
     Reference: Ren, thesis (Swansea 2023), chapter 5; github.com/Rand2AI/FedKL.
     Assumes: layers are registered in the order in which they run. The architecture is public, lock and key are not.
-    Differs from the paper: every client draws its own initial lock. In the paper the server hands it out and so knows W
-        in scale = W k + b; as keys have mean 1/2, that alone gives it three quarters of the variance of the first
-        round's scales. A convolution without batch norm (LeNet) gets one in the network that all share, as in the
-        published LeNet_kl: compare with a network that has it too.
+    Differs from the paper: every client draws its own initial lock. In the paper the server sends it and so knows W
+        in scale = W k + b; as keys have mean 1/2, that alone reveals three quarters of the variance of the first
+        round's scales. A convolution without batch norm (LeNet) gets one in the shared network, as in the published
+        LeNet_kl: compare with a network that has it too.
     """
 
     blocks: Blocks = "first"
@@ -75,31 +75,31 @@ class FedKl(Defense):
 
 def score_keys(
     client: Client, broadcast: Broadcast, states: Mapping[str, ClientState], *, rng: Rng
-) -> dict[Holding, Evaluated]:
-    """How the global model does on the test set at `client`, by what is put into the lock.
+) -> dict[LockContent, Evaluated]:
+    """The test score of the global model at `client`, by the content of its lock.
 
-    states: those of all clients after training. The client's private statistics are used throughout.
+    states: of all clients after training. The client's private statistics are always used.
 
     - own: the client's key and lock.
     - random_key: a fresh key in the client's lock. wrong_key: another client's key in it.
-    - random: a fresh key and a fresh lock, which is what a server can try ("Random" in Table 5.3 of the thesis).
-    - zero: no scale and no shift at all, so that every image looks the same; what the published code scores as random.
+    - random: a fresh key and a fresh lock, as a server can draw them ("Random" in Table 5.3 of the thesis).
+    - zero: scale and shift 0, so that all images look the same; the published code's "random".
     """
     own = states[client.name]
     fresh = _fresh_parts(client, rng)
     other = next(name for name in sorted(states) if name != client.name)
-    held: dict[Holding, ClientState] = {
+    by_content: dict[LockContent, ClientState] = {
         "own": _with(own),
         "random_key": _with(own, buffers=_keys(fresh["buffers"])),
         "wrong_key": _with(own, buffers=_keys(states[other].buffers)),
         "random": _with(own, buffers=_keys(fresh["buffers"]), params=fresh["params"]),
         "zero": _with(own, params={name: torch.zeros_like(lock) for name, lock in fresh["params"].items()}),
     }
-    scores: dict[Holding, Evaluated] = {}
-    for holding, state in held.items():
+    scores: dict[LockContent, Evaluated] = {}
+    for content, state in by_content.items():
         reply, _ = client.handle(Evaluate(broadcast, "test"), state)
         assert isinstance(reply, Evaluated)
-        scores[holding] = reply
+        scores[content] = reply
     return scores
 
 
@@ -109,16 +109,16 @@ def _statistics(model: nn.Module, norms: Sequence[str]) -> list[str]:
 
 
 def _fresh_parts(client: Client, rng: Rng) -> dict[str, Params]:
-    """A key and a lock that somebody else would draw, by name."""
+    """A fresh key and a fresh lock, by name."""
     model, _ = client.trainer.defense.start(copy.deepcopy(client.trainer.model), client.facts, rng=rng)
     return {"params": _locks(parameters_of(model)), "buffers": buffers_of(model)}
 
 
 def _with(state: ClientState, *, params: Params | None = None, buffers: Params | None = None) -> ClientState:
-    """The client's state with other private parts in it."""
+    """The client's state with other private parameters and buffers."""
     return replace(
         state,
-        conduct=Conduct(),  # who compares keys asks for several scores
+        conduct=Conduct(),  # allows a score for each key
         params={**state.params, **(params or {})},
         buffers={**state.buffers, **(buffers or {})},
     )

@@ -1,4 +1,4 @@
-"""GradDefense: noise on random slices of the gradient, cut by how much each layer tells; the server removes noise."""
+"""GradDefense: noise on random slices of the gradient, sized by sensitivity; the server removes noise."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import unflattened
 from leaktight.core.types import Batch, Params, State
 from leaktight.defenses.perturbation import example_rows, require_finite, require_non_negative, widened
 from leaktight.models.source import require_choice, require_positive
@@ -25,27 +27,27 @@ _ROWS_PER_COLUMN = 6
 class GradDefense(Defense):
     """Adds noise to a random half of the gradient's slices, which are cut to be equally sensitive to the input.
 
-    noise_std: sigma. num_slices, num_perturbed: how many slices, and how many of them get noise at a step.
+    noise_std: sigma. num_slices, num_perturbed: the number of slices, and of those that get noise at a step.
     clip: also clip the chosen slices of each example's gradient to norm sigma before their mean, as OUTPOST ran it.
-    root_samples: how many examples the sensitivity is the mean of. refresh: cut anew in every "round" or every "step".
-    compensation_scale: None, or how far one unit of gradient moves the change that the server makes; the server then
-    drops directions of the change that look like noise. For FedSGD it is the server's learning rate; for local SGD
-    without momentum it is learning_rate * sqrt(local steps), since noises add up as their squares.
+    root_samples: examples for the sensitivity. refresh: compute the slices again every "round" or every "step".
+    compensation_scale: None, or the change of the server's parameters per unit of gradient; the server then removes
+    directions of the change that look like noise. For FedSGD it is the server's learning rate; for local SGD without
+    momentum learning_rate * sqrt(local steps), since variances add up.
 
     A layer's sensitivity is the mean norm of d(sum of its gradient) / dx. Slices are runs of the flattened gradient, in
-    units of the greatest common divisor of the layers' sizes; each is filled as long as its share of the sensitivity
-    does not exceed 1 / num_slices, and the last takes what is left.
+    units of the greatest common divisor of the layers' sizes; each has at most 1 / num_slices of the sensitivity, and
+    the last has the rest.
 
     Reports noise_std, fraction_noised, and clip_rate with `clip`.
     Reference: Wang et al., Protect Privacy from Gradient Leakage Attack in Federated Learning, INFOCOM 2022.
     Assumes: nothing. The slices without noise are exact. Under a softmax the gradient of the last layer sums to zero
-    whatever the input, so that layer counts as insensitive: it lies in the last slice whole, and is exact at every step
-    that leaves this slice out.
-    Differs from the paper: its root set of public examples, five of each class, is not something a client has; the
-    first examples of the client's own batch take its place. Slices do not overlap, and nothing is seeded.
-    The noise that is left in a mean over n clients has variance scale^2 sigma^2 (perturbed / slices) / n; the matrix is
-    filled up with zeros. variant="code": the published server, which multiplies by n instead of dividing, subtracts
-    column means before it looks for noise, and takes as shape a divisor of the number of parameters.
+    whatever the input, so that layer counts as insensitive: it is entirely in the last slice, and exact at every step
+    that does not perturb this slice.
+    Differs from the paper: the first examples of the client's own batch replace its root set of public examples, five
+    of each class. Slices do not overlap, and noise is not seeded. The noise in a mean over n clients has variance
+    scale^2 sigma^2 (perturbed / slices) / n; the matrix is padded with zeros. variant="code": the published server,
+    which multiplies by n instead of dividing, subtracts column means first, and uses a divisor of the number of
+    parameters as the number of rows.
     """
 
     noise_std: float = 0.01
@@ -68,6 +70,10 @@ class GradDefense(Defense):
         require_choice("variant", self.variant, ("paper", "code"))
         if self.compensation_scale is not None:
             require_non_negative(compensation_scale=self.compensation_scale)
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return ONLY_IMAGES  # it needs the derivative with respect to the input
 
     def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
         report("noise_std", self.noise_std)
@@ -114,11 +120,11 @@ class GradDefense(Defense):
 
 
 def sensitivities(step: Step, num_samples: int) -> list[float]:
-    """For each parameter tensor, the mean over examples of the norm of d(sum of its gradient) / d(example)."""
+    """Of each parameter tensor: the mean over examples of the norm of d(sum of its gradient) / d(example)."""
     inputs = step.batch.inputs[:num_samples].detach().requires_grad_()
     leaves = {name: step.params[name].detach().requires_grad_() for name in step.gradient}
     with torch.enable_grad():
-        # Times the number of examples: the sum of their own losses, so that each one's derivative is its own.
+        # The sum of the losses, not the mean, so that each example's derivative is that of its own loss.
         loss = step.loss({**step.params, **leaves}, Batch(inputs, step.batch.targets[:num_samples])) * len(inputs)
         gradients = torch.autograd.grad(
             loss, tuple(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=True
@@ -133,9 +139,9 @@ def sensitivities(step: Step, num_samples: int) -> list[float]:
 
 
 def slice_bounds(sizes: Sequence[int], sensitivity: Sequence[float], num_slices: int) -> list[int]:
-    """Where the slices of the flattened gradient begin, and where the last one ends.
+    """The first index of each slice of the flattened gradient, and the end of the last one.
 
-    Too few units make fewer slices than asked for. Where nothing is sensitive, all elements count alike.
+    Few units give fewer slices than `num_slices`. If no layer is sensitive, all elements count equally.
 
     >>> slice_bounds([6, 4], [1.0, 3.0], 4)
     [0, 6, 8, 10]
@@ -151,7 +157,7 @@ def slice_bounds(sizes: Sequence[int], sensitivity: Sequence[float], num_slices:
         left = size // unit
         of_unit = of_layer / left if left else 0.0
         while left and len(bounds) < num_slices:
-            room = max(0.0, target - filled) * (1 + 1e-9)  # what rounding took away must not cost a unit
+            room = max(0.0, target - filled) * (1 + 1e-9)  # rounding errors must not exclude a unit
             fitting = left if of_unit * left <= room else math.floor(room / of_unit)
             taken = min(left, max(fitting, 1 if place == bounds[-1] else 0))
             place, filled, left = place + taken * unit, filled + taken * of_unit, left - taken
@@ -162,10 +168,10 @@ def slice_bounds(sizes: Sequence[int], sensitivity: Sequence[float], num_slices:
 
 
 def denoised(flat: Tensor, variance: float, *, published: bool = False) -> Tensor:
-    """The vector, as a tall matrix, without the directions whose strength is what noise of this variance has.
+    """The vector without the directions, as a tall matrix, that look like noise of this variance.
 
-    The eigenvalues of the columns' covariance that lie where random matrix theory (Marchenko and Pastur) puts those of
-    noise, between variance (1 -+ sqrt(columns / rows))^2, are taken for noise.
+    Noise is where the eigenvalues of the covariance of the columns lie between variance (1 -+ sqrt(columns / rows))^2,
+    the bounds for a random matrix (Marchenko and Pastur).
     """
     rows = _tall_divisor(len(flat)) if published else math.ceil(math.sqrt(_ROWS_PER_COLUMN * len(flat)))
     columns = math.ceil(len(flat) / rows)
@@ -184,11 +190,3 @@ def _tall_divisor(count: int) -> int:
     least = math.sqrt(_ROWS_PER_COLUMN * count)
     small = [divisor for divisor in range(1, math.isqrt(count) + 1) if count % divisor == 0]
     return min((count // divisor for divisor in small if count // divisor >= least), default=count)
-
-
-def unflattened(flat: Tensor, like: Params) -> dict[str, Tensor]:
-    """A vector as tensors with the names, shapes and types of others."""
-    parts = flat.split([tensor.numel() for tensor in like.values()])
-    return {
-        name: part.reshape(tensor.shape).to(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)
-    }

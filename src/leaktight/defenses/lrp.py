@@ -1,10 +1,9 @@
-"""Learning-rate perturbation: the server cannot divide a change by a learning rate that it does not know."""
+"""Learning-rate perturbation: random rates that the server does not know."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
@@ -19,23 +18,23 @@ from leaktight.crypto.secure_sum import masked, new_private_key, public_key, unm
 class Lrp(Defense):
     """Draws the learning rate of every local step from U(0, 2 p_k N eta); neither rates nor p_k leave the client.
 
-    spread: half the width of the interval, as a share of its middle. 1 is the paper's, 0 keeps the middle p_k N eta:
-    the paper's "vanilla training (scaled)", and no defense.
+    spread: half the width of the interval over its middle, in [0, 1]. 1 as in the paper; 0 always uses the middle,
+    p_k N eta, the paper's "vanilla training (scaled)", which is no defense.
 
     p_k N is the client's share of all examples, times the number of clients. The sum of all examples comes from a
-    secure sum before the first round. A client that nobody asked for it takes itself for the only one: p_k N = 1.
+    secure sum before the first round. Without that sum p_k N = 1, as for a single client.
 
-    The server has to weigh clients equally: `aggregator = {kind = "fedavg", scheme = "I"}`. That scheme also scales
-    each client's loss by p_k N. Here the rate carries this factor, so the client puts 1 in place of the server's scale,
-    and it is applied once. The client does not say how many examples it has; scheme II, which needs it, refuses.
+    The server must weight clients equally: `aggregator = {kind = "fedavg", scheme = "I"}`. That scheme also scales each
+    client's loss by p_k N. Here the rate includes this factor, so the client uses 1 in place of the server's scale.
+    The client does not send its number of examples; scheme II, which needs it, is an error.
 
     Reference: Wan et al. 2023, Algorithm 1 (black parts) and section 4.3.
     Assumes: a server that is curious and not malicious; it learns the sum of all examples, and so does every client.
-    With one local step the update is the gradient times an unknown positive number and no more: an attacker with a
-    scale-free distance loses nothing.
-    Differs from the paper: sums are modulo 2^64 with masks from X25519, and a client that does not answer is an error
-    that names it; the paper has no modulus and does not treat clients that drop out. Our server object holds every
-    client's number of examples for other methods; nothing here reads it.
+    With one local step the update is the gradient times an unknown positive number, which does not hinder an attacker
+    with a scale-free distance.
+    Differs from the paper: sums are modulo 2^64 with masks from X25519, and a client that does not answer is an error;
+    the paper has no modulus and does not treat clients that drop out. Our server object has every client's number of
+    examples for other methods; this defense does not read it.
     """
 
     spread: float = 1.0
@@ -48,12 +47,12 @@ class Lrp(Defense):
     def questions(self) -> Mapping[str, Asked]:
         return {
             "lrp_key": Asked("a public key, for masks that two clients share", ("public",)),
-            "lrp_counts": Asked("the client's counts under masks that cancel in the sum alone", ("masked",)),
+            "lrp_counts": Asked("the client's counts under masks that cancel only in the sum", ("masked",)),
             "lrp_sums": Asked("that the sums arrived"),
         }
 
     def counts(self, facts: ClientFacts) -> Mapping[str, int]:
-        """What is summed over the clients, by name."""
+        """The counts that are summed over the clients, by name."""
         return {"examples": facts.num_examples}
 
     def rate_factor(self, state: State) -> float:
@@ -65,7 +64,7 @@ class Lrp(Defense):
         return model, {"own": own, "sums": own, "clients": 1}
 
     def agree(self, clients: Sequence[str]) -> Conversation[None]:
-        """Relay the public keys, collect the masked counts, send the sums back. One client alone has nothing to sum."""
+        """Relay the public keys, collect the masked counts, send the sums back. A single client needs no sum."""
         if len(clients) < 2:
             return
         keys = yield {client: Question("lrp_key", {}) for client in clients}
@@ -103,7 +102,7 @@ class Lrp(Defense):
         return {"public": public_key(private)}, {**state, "private": private}
 
     def _mask_counts(self, state: State, client: str, rng: Rng, *, publics: Mapping[str, bytes]) -> tuple[State, State]:
-        """The private key is forgotten here: a second answer under the same masks would reveal a difference."""
+        """Deletes the private key: a second answer under the same masks would reveal the difference of the two."""
         if "private" not in state:
             raise LeaktightError(f"expected to be asked for a key first; {client} masks its counts once for each key")
         names, values = list(state["own"]), list(state["own"].values())
@@ -111,7 +110,7 @@ class Lrp(Defense):
         kept = {name: value for name, value in state.items() if name != "private"}
         return {"masked": sent}, {**kept, "clients": len(publics)}
 
-    def _keep_sums(self, state: State, client: str, rng: Rng, *, sums: Sequence[Any]) -> tuple[State, State]:
+    def _keep_sums(self, state: State, client: str, rng: Rng, *, sums: Sequence[int]) -> tuple[State, State]:
         named = dict(zip(state["own"], sums, strict=True))
         for name, own in state["own"].items():
             if named[name] < own:

@@ -1,4 +1,4 @@
-"""Min-max sampling: a random few entries are sent, the larger ones the more likely."""
+"""MinMax sampling: a few random entries are sent, larger ones with higher probability."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from leaktight.core.protocols import Report
 from leaktight.core.rng import Rng
 from leaktight.core.secret import SecretStream
+from leaktight.core.tensors import unflattened
 from leaktight.core.types import Params
 from leaktight.defenses.perturbation import At, Perturbation
 
@@ -19,15 +20,15 @@ from leaktight.defenses.perturbation import At, Perturbation
 class MinMaxSampling(Perturbation):
     """Keeps a random few entries, an entry g with probability g^2 / (g^2 + C), and sets the rest to zero (MMS, UGS).
 
-    keep_share: k / n, the share that is kept: the k largest of (1/u - 1) g^2, u uniform on (0, 1) for every entry. C is
-    the largest value that is left out. 1 keeps everything.
-    unbiased: send g / p = g + C / g instead of g, p being the probability above; the mean over u is then g.
-    at: "step" or "update" (the default, as published: it is meant for what is sent).
+    keep_share: k / n in (0, 1], the share that is kept: the k largest of (1/u - 1) g^2, with u uniform on (0, 1) for
+    every entry. C is the largest value that is not kept. 1 keeps everything.
+    unbiased: send g / p = g + C / g instead of g, with p the probability above; the mean over u is then g.
+    at: "step" or "update" (the default, as published).
 
     Reports fraction_kept and threshold (C).
-    Reference: Zhao et al., MinMax Sampling, SIGMOD 2022; as attacked under the name of unbiased sampling by Yang et al.
-    (GLAUS), TKDE 2023, with 5 %.
-    Assumes: nothing. The kept indices are visible: over many rounds their frequency tells the magnitudes.
+    Reference: Zhao et al., MinMax Sampling, SIGMOD 2022; attacked as unbiased sampling, with 5 %, by Yang et al.
+    (GLAUS), TKDE 2023.
+    Assumes: nothing. The kept indices are visible: over many rounds their frequency reveals the magnitudes.
     Differs from the paper: entries of all tensors compete together; the code of GLAUS models indices and signs only.
     """
 
@@ -52,19 +53,15 @@ class MinMaxSampling(Perturbation):
         sent = torch.zeros_like(flat)
         sent[kept] = flat[kept]
         if self.unbiased:
-            # An entry of zero is kept only where fewer than `count` are not zero; it stays zero.
+            # A zero is kept only if fewer than `count` entries are not zero; it stays zero.
             sent[kept] += torch.where(flat[kept] == 0, 0.0, threshold / flat[kept])
-        parts = sent.split([tensor.numel() for tensor in tensors.values()])
-        return {
-            name: part.reshape(tensor.shape).to(tensor)
-            for (name, tensor), part in zip(tensors.items(), parts, strict=True)
-        }
+        return unflattened(sent, tensors)
 
 
 def sample(flat: Tensor, count: int, stream: SecretStream) -> tuple[Tensor, float]:
-    """The places of the `count` kept entries, and C, the largest weight among the rest.
+    """The indices of the `count` kept entries, and C, the largest weight of the others.
 
-    Whether an entry is kept depends on C as if C were fixed: of the others, exactly `count` - 1 are above it.
+    An entry is kept as if C were fixed: of the other entries, exactly `count` - 1 are above it.
     """
     uniform = 1 - torch.from_numpy(stream.uniform(len(flat)))  # in (0, 1], never 0
     weights, order = ((1 / uniform - 1) * flat.square()).topk(count + 1)

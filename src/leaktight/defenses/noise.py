@@ -1,4 +1,4 @@
-"""Additive noise on gradients or updates. It is noise, not differential privacy: nothing bounds what it hides."""
+"""Additive noise on gradients or updates, without differential privacy: their norm is not bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRAWS: Mapping[str, Callable[[SecretStream, Params], Params]] = {
     "gaussian": SecretStream.normal_like,
     "laplace": SecretStream.laplace_like,
 }
-"""How noise of mean 0 and variance 1 is drawn, by distribution."""
+"""Functions that draw noise of mean 0 and variance 1, by distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class AdditiveNoise(Perturbation):
 
     distribution: "gaussian" or "laplace". noise_std: its standard deviation, for both. A published Laplace "scale" b
     has standard deviation sqrt(2) b: Plato's b = 0.1 (there called epsilon) is noise_std = 0.1414.
-    at: "step" adds it to the gradient of every local step, "update" once to what is sent.
+    at: "step" adds it to the gradient of every local step, "update" once to the update.
 
     Reports noise_std.
-    Reference: Zhu et al., DLG, NeurIPS 2019; the 0.1 of Li et al., GGL, CVPR 2022, and of Wan et al., LRP.
+    Reference: Zhu et al., DLG, NeurIPS 2019; noise_std = 0.1 in Li et al., GGL, CVPR 2022, and Wan et al., LRP.
     Assumes: nothing. Gradients are not bounded, so there is no (epsilon, delta); for that use DP-SGD. An attacker who
     sees many rounds of the same examples averages the noise away.
     Differs from the paper: noise is fresh at every call, from the client's own random stream.

@@ -1,4 +1,4 @@
-"""OUTPOST: pruning and noise where the gradient is informative, less and less often as training goes on."""
+"""OUTPOST: pruning, and noise on informative entries, with a probability that decays over the steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,34 +25,34 @@ from leaktight.defenses.perturbation import (
 )
 from leaktight.models.source import require_choice
 
-Numbers: TypeAlias = npt.NDArray[Any]
+Numbers: TypeAlias = npt.NDArray[np.floating]
 
-_DOUBTFUL = 1e-4
-"""A variance below this share of the mean square is looked at again: float32 squares are off by 6e-8 of themselves."""
+_IMPRECISE = 1e-4
+"""A variance below this share of the mean square is recomputed: float32 squares have a relative error of 6e-8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outpost(Defense):
-    """Prunes small gradients, then adds noise where the Fisher information is high; ever more rarely, step by step.
+    """Prunes small gradients, then adds noise where the Fisher information is high; less often at later steps.
 
     noise_scale: lambda; the noise on tensor d has standard deviation lambda r_d, with r_d = min(Var[w_d], 1). Weights
-    that are a single number, or all equal, have variance 0 and get no noise at all.
+    that are a single number, or all equal, have variance 0 and get no noise.
     noise_share: phi; the share of entries with the highest Fisher information that get noise.
     prune_share: rho; the share of entries, per tensor, that become zero before the noise.
     decay: beta; local step i is perturbed with probability 1 / (1 + beta i), and step 1 always.
-    count: i counts a client's steps over "all_rounds", or anew in every "round".
-    fisher: the information is g^2 averaged over the first dimension (the outputs), so that a "column" gets noise as a
-    whole and a bias always; or g^2 of each "element", the plain diagonal.
+    count: i counts the steps of "all_rounds", or starts at 1 in every "round".
+    fisher: "column": the mean of g^2 over the first dimension (the outputs), so that whole columns get noise, and a
+    bias always; or "element": g^2 of each element, the diagonal.
 
     Reports fraction_perturbed (of the steps) and noise_std (lambda r_d of perturbed steps, averaged over weights).
     Reference: Wang, Hugh, Li, More Than Enough Is Too Much, IEEE/ACM ToN 2024 (OUTPOST), Algorithm 1.
-    Assumes: nothing. r_d can be computed from the public weights; by columns, exact zeros show where there is no noise,
-    and what is left there is exact. Weights of batch norm get no noise at the start, since their variance is 0.
-    Differs from the paper: its algorithm reads as if it began to count in every round, which is count="round". The
-    average over columns is from the code; the paper speaks of the diagonal, fisher="element".
+    Assumes: nothing. r_d can be computed from the public weights; with columns, zeros reveal where there is no noise,
+    and the other entries there are exact. Batch-norm weights get no noise at the start, since their variance is 0.
+    Differs from the paper: its algorithm seems to restart i in every round, which is count="round". The average over
+    columns is from the code; the paper's diagonal is fisher="element".
     variant="code": one Fisher threshold for all tensors; i = epoch (batch + 1), counted in each round; step 1 is not
-    forced, so that with the code's decay of 0.125 the true gradient goes out in 11 % of single-step rounds. Its fixed
-    seed, which makes all noise equal, and its own SGD step are left out.
+    forced, so that with the code's decay of 0.125 the true gradient is sent in 11 % of single-step rounds. The code's
+    fixed seed, which makes all noise equal, and its own SGD step are left out.
     """
 
     noise_scale: float = 0.8
@@ -80,29 +80,29 @@ class Outpost(Defense):
         steps = state.get("steps", 0) + 1
         iteration = self.iteration(step.index, steps, state.get("steps_per_epoch"))
         forced = iteration == 1 and self.variant == "paper"
-        # A hash is a uniform number at a tenth of the price of a generator, and most steps need no more.
-        perturbed = forced or _coin(rng) < 1 / (1 + self.decay * iteration)
+        # A hash costs a tenth of a generator, and most steps need only this number.
+        perturbed = forced or _uniform(rng) < 1 / (1 + self.decay * iteration)
         report("fraction_perturbed", float(perturbed))
         gradient = self._perturb(step, rng, report) if perturbed else step.gradient
         return gradient, {**state, "steps": steps}
 
     def iteration(self, index: int, steps: int, steps_per_epoch: int | None) -> int:
-        """i: from the step's place in the round (from 0), the client's steps so far (this one included), the epoch."""
+        """i, from the index of the step in the round (0 first) and the client's steps so far (this one included)."""
         if self.variant == "code" and steps_per_epoch is not None:
             epoch, batch = divmod(index, steps_per_epoch)
             return (epoch + 1) * (batch + 1)
         return steps if self.count == "all_rounds" and self.variant == "paper" else index + 1
 
-    @np.errstate(over="ignore")  # squares of huge gradients are the highest information all the same
+    @np.errstate(over="ignore")  # an infinite square is the highest information too
     def _perturb(self, step: Step, rng: Rng, report: Report) -> Params:
-        """NumPy on flat arrays: this runs within training, and small tensors cost by the number of operations."""
+        """The pruned gradient with noise. In NumPy on flat arrays, which is faster than many small tensors."""
         names = [name for name, tensor in step.gradient.items() if tensor.numel()]
         gradients = [step.gradient[name] for name in names]
         sizes = [tensor.numel() for tensor in gradients]
         places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         result = _flat(gradients)
         flat: Numbers = result.numpy()
-        if not math.isfinite(flat @ flat):  # one product in place of a look at every tensor
+        if not math.isfinite(flat @ flat):  # one product is faster than a check of every tensor
             require_finite(step.gradient)
         stds = self.noise_scale * np.minimum(variances(_flat([step.params[name] for name in names]).numpy(), places), 1)
         report("noise_std", float(stds @ sizes) / len(flat))
@@ -111,7 +111,7 @@ class Outpost(Defense):
             magnitudes = np.abs(flat)
             for place in places:
                 part = magnitudes[place]
-                # Zeros put in, not multiplied by, which would keep the sign.
+                # Copied, because a product with 0 would keep the sign.
                 np.copyto(flat[place], 0, where=part < percentile_value(part, self.prune_share))
         if noise is not None:
             flat += noise
@@ -142,7 +142,7 @@ class Outpost(Defense):
 
 
 def variances(flat: Numbers, places: Sequence[slice]) -> Numbers:
-    """The variance of the numbers at each of the places, which follow each other: 0 of one number, or of equal ones.
+    """The variance of the numbers in each of the consecutive slices; 0 for one number, or for equal ones.
 
     >>> variances(np.array([1.0, 3.0, 0.1, 0.7, 0.7, 0.7]), [slice(0, 2), slice(2, 3), slice(3, 6)])
     array([2., 0., 0.])
@@ -152,18 +152,18 @@ def variances(flat: Numbers, places: Sequence[slice]) -> Numbers:
     sums = np.add.reduceat(flat, starts, dtype=np.float64)
     squares = np.add.reduceat(np.square(flat), starts, dtype=np.float64)
     spreads = squares - sums * sums / counts
-    for index in ((spreads != 0) & (spreads < _DOUBTFUL * squares)).nonzero()[0].tolist():
-        part = flat[places[index]] - flat[starts[index]]  # exact between numbers so close, and zero where all are equal
+    for index in ((spreads != 0) & (spreads < _IMPRECISE * squares)).nonzero()[0].tolist():
+        part = flat[places[index]] - flat[starts[index]]  # exact for close numbers, and 0 if all are equal
         spreads[index] = part @ part - np.add.reduce(part) ** 2 / len(part)
     result: Numbers = np.maximum(spreads, 0) / np.maximum(counts - 1, 1)
     return result
 
 
-def _coin(rng: Rng) -> float:
-    """An even draw from [0, 1)."""
+def _uniform(rng: Rng) -> float:
+    """A uniform draw from [0, 1)."""
     return int.from_bytes(rng.child("coin").secret_bytes(8), "big") / 2**64
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All elements in a new tensor, which NumPy can take."""
+    """All elements in a new vector on the CPU, in float32 at least."""
     return widened(torch.cat([tensor.reshape(-1) for tensor in tensors]).detach()).cpu()

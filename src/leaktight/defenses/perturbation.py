@@ -1,12 +1,13 @@
-"""What the perturbing defenses share: when they act, what they refuse, and what a percentile is."""
+"""The base of defenses that perturb gradients or updates, and their checks and percentiles."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ At: TypeAlias = Literal["step", "update"]
 class Perturbation(Defense, ABC):
     """A defense that changes named tensors: the gradient of every local "step", or the "update" once.
 
-    An update that is a gradient (FedSGD) is the gradient of the only step, so both are the same there. A change of the
-    parameters is smaller than a gradient by the learning rate, and so must be what acts on it.
+    For FedSGD, whose update is the gradient of the only step, both are the same. A change of the parameters is a
+    gradient times the learning rate: scale noise and norms accordingly.
     """
 
     at: At = "step"
@@ -36,7 +37,7 @@ class Perturbation(Defense, ABC):
 
     @abstractmethod
     def perturb(self, tensors: Params, *, rng: Rng, report: Report) -> Params:
-        """What goes on in place of the tensors, which are finite."""
+        """The tensors that replace these, which are finite."""
 
     def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
         if self.at != "step":
@@ -52,7 +53,7 @@ class Perturbation(Defense, ABC):
 
 
 def require_finite(tensors: Params) -> None:
-    """Raise an error that names the first tensor with a NaN or an infinity, lest pruning or clipping hide it."""
+    """Raise an error that names the first tensor with a NaN or an infinity, which pruning or clipping could hide."""
     name = first_non_finite(tensors)
     if name is not None:
         raise LeaktightError(
@@ -75,11 +76,11 @@ def require_non_negative(**settings: float) -> None:
             raise ValueError(f"expected {name} >= 0, got {value}")
 
 
-def percentile_value(values: npt.NDArray[Any], share: float) -> Any:
+def percentile_value(values: npt.NDArray[np.floating], share: float) -> np.floating:
     """The smallest of the values that is not below their percentile.
 
     The percentile is NumPy's, with linear interpolation: of n different values, ceil(share (n - 1)) lie below it.
-    Selecting one place takes a third of the time of `kthvalue` and a fiftieth of that of `quantile`, which sorts.
+    `partition` takes a third of the time of `kthvalue` and a fiftieth of that of `quantile`, which sorts.
 
     >>> import numpy as np
     >>> int(percentile_value(np.arange(11), 0.75))
@@ -88,7 +89,8 @@ def percentile_value(values: npt.NDArray[Any], share: float) -> Any:
     place = math.ceil(round(share * (values.size - 1), 9))  # rounded, because 0.07 * 100 is more than 7
     ranked = values.flatten()
     ranked.partition(place)
-    return ranked[place]
+    found: np.floating = ranked[place]
+    return found
 
 
 def below_percentile(values: Tensor, share: float) -> Tensor:
@@ -104,7 +106,7 @@ def below_percentile(values: Tensor, share: float) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least: NumPy has no bfloat16, and squares and sums need more than half precision.
+    """The tensor in float32 at least: NumPy has no bfloat16, and squares and sums need more precision.
 
     >>> import torch
     >>> widened(torch.ones(2, dtype=torch.bfloat16)).dtype, widened(torch.ones(2, dtype=torch.float64)).dtype
@@ -114,7 +116,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def example_rows(each: Tensor) -> Tensor:
-    """Gradients (N, *shape) of N examples as rows (N, size); a parameter without dimensions has rows of one number.
+    """Gradients (N, *shape) of N examples as rows (N, size); a scalar parameter has rows of one number.
 
     >>> import torch
     >>> example_rows(torch.zeros(5)).shape, example_rows(torch.zeros(5, 2, 3)).shape

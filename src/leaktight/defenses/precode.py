@@ -1,4 +1,4 @@
-"""PRECODE: a variational bottleneck whose noise stands between the features and the last layer."""
+"""PRECODE: a variational bottleneck that adds noise between the features and the last layer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from leaktight.models.bottleneck import VariationalBottleneck, insert_bottleneck
 class Precode(Defense):
     """PRECODE: a variational bottleneck before the last linear layer makes gradients random (Scheliga et al. 2022).
 
-    latent_size: K, how many numbers are drawn per example; the encoder gives a mean and a deviation for each.
-    penalty_weight: beta, the factor on the divergence (in bits) from N(0, 1) that joins the loss.
+    latent_size: K, the random numbers per example; the encoder computes a mean and a deviation for each.
+    penalty_weight: beta, the factor on the KL divergence (in bits) from N(0, 1) in the loss.
 
-    The bottleneck is part of the network that all share: its gradients are sent, its initial weights are the server's.
-    Only the noise is the client's own. It is drawn in evaluation too.
+    The bottleneck is part of the shared network: its gradients are sent, and the server sets its initial weights. Only
+    the noise is private. It is drawn in evaluation too.
     Reference: Scheliga, Mäder and Seeland, PRECODE, WACV 2022; github.com/dAI-SY-Group/PRECODE.
     Assumes: the last linear layer is registered last.
     Differs from the paper: nothing known; deviations are a softplus and the divergence is in bits, as in the code.

@@ -1,4 +1,4 @@
-"""Soteria: the last layer's gradient forgets the features that tell most about the input."""
+"""Soteria: prunes features in the gradient of the last linear layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, ModelError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State
@@ -21,7 +22,7 @@ from leaktight.defenses.perturbation import (
 from leaktight.models.surgery import final_linear, layer_inputs
 
 _CHUNK_ELEMENTS = 2**20
-"""How many numbers the gradients of one chunk of features may hold, about: 4 MB, and as much for each layer below."""
+"""About the most numbers in the gradients of one chunk of features: 4 MB, and as much for each layer below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +30,19 @@ class Soteria(Defense):
     """Zeroes columns of the last linear layer's gradient: the features that depend least on the input for their size.
 
     prune_share: the share of features whose column becomes zero; the layer's bias and all other tensors stay exact.
-    epsilon: added to the feature in the denominator.
+    epsilon: >= 0, added to the feature in the denominator.
 
-    The score of feature i is |sum over the batch of ||d r_i / d x|| / (r_i + epsilon)|, r being what enters the layer;
-    scores below the percentile are pruned. A feature that is zero and does not move scores zero. It takes one backward
+    The score of feature i is |sum over the batch of ||d r_i / d x|| / (r_i + epsilon)|, with r the input of the layer;
+    scores below the percentile are pruned. A feature that is zero and constant has score zero. This takes one backward
     pass per feature and step.
 
     Reports fraction_zeroed, of the features.
     Reference: Sun et al., Soteria, CVPR 2021. Share: 0.5 in OUTPOST, 0.8 in LRP, 0.6 in the authors' code.
     Assumes: a model whose last linear layer takes one vector of features per example. The zero columns are visible and
-    the gradients of convolutions are exact: an attacker leaves the layer out.
-    Differs from the paper: any such model, not LeNet alone; the scores are the published code's approximation of
+    the gradients of convolutions are exact: an attacker ignores the layer.
+    Differs from the paper: any such model, not only LeNet; the scores are the published code's approximation of
     ||r (d r / d x)^-1||. With batch normalisation in training mode d r_i is that of the whole batch; with dropout r is
-    drawn anew.
+    drawn again.
     """
 
     prune_share: float = 0.5
@@ -50,6 +51,10 @@ class Soteria(Defense):
     def __post_init__(self) -> None:
         require_share(prune_share=self.prune_share)
         require_non_negative(epsilon=self.epsilon)
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return ONLY_IMAGES  # it needs the derivative with respect to the input
 
     def start(self, model: nn.Module, facts: ClientFacts, *, rng: Rng) -> tuple[nn.Module, State]:
         final_linear(model)  # a model without one is an error before the first step
@@ -70,7 +75,7 @@ class Soteria(Defense):
 
 
 def feature_scores(step: Step, epsilon: float = 0.0) -> tuple[str, Tensor]:
-    """The name of the linear layer that runs last, and the score (features,) of everything that enters it."""
+    """The name of the linear layer that runs last, and the scores (features,) of its inputs."""
     inputs = step.batch.inputs.detach().requires_grad_()
     with torch.enable_grad():
         entered = layer_inputs(step.model, step.params, step.buffers, inputs, (nn.Linear,))
@@ -91,7 +96,7 @@ def feature_scores(step: Step, epsilon: float = 0.0) -> tuple[str, Tensor]:
 
 
 def _sensitivities(features: Tensor, inputs: Tensor) -> Tensor:
-    """||d r_i / d x_n|| (features, N): a backward pass for every feature, several at a time."""
+    """||d r_i / d x_n|| (features, N): one backward pass per feature, several at a time."""
     size = features.shape[1]
     chunk = max(1, _CHUNK_ELEMENTS // max(inputs.numel(), features.numel()))
     rows = []

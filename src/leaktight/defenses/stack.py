@@ -1,4 +1,4 @@
-"""Several defenses as one: every hook runs through the parts in order."""
+"""Several defenses as one: every hook calls the parts in order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import NoReturn
 
 from torch import nn
 
 from leaktight.core.errors import OutsideBudgetError, UsageError
+from leaktight.core.inputs import Inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.protocols import (
     Answers,
@@ -27,23 +28,23 @@ from leaktight.core.protocols import (
     Step,
 )
 from leaktight.core.rng import Rng
-from leaktight.core.types import Batch, Params, State, Update
+from leaktight.core.types import Batch, HiddenBatch, Params, State, Update
 
-_BETWEEN = ":"
+_SEPARATOR = ":"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Defense):
-    """Several defenses in order: each acts on what the ones before it left.
+    """Several defenses in order: each acts on the output of the one before.
 
-    parts: the defenses; those that need the gradient of each example go first, because nobody can say what the gradient
-    of one example is once the mean has been changed (a named error).
+    parts: the defenses. Those that need per-example gradients go first, because these are undefined once an earlier
+    part has changed their mean; another order is an error.
 
-    Every part has its own state, its own random stream and its own name: its kind (for a defense of your own, its class
-    in snake case), numbered from the second of its kind on. Its figures are reported as "name.figure", its time as
-    "name_seconds", its questions to clients as "name:question". On the server `on_aggregate` runs from the last part to
-    the first: what was put on last is taken off first. After a part that promises differential privacy the later ones
-    get its gradient and not the examples: an (epsilon, delta) of a part holds for the stack.
+    Every part has its own state, random stream and name: its kind (for your own defense, its class in snake case), with
+    a number from the second of its kind on. Its figures are reported as "name.figure", its time as "name_seconds", its
+    questions to clients as "name:question". On the server `on_aggregate` runs from the last part to the first, to undo
+    them in reverse. After a part with differential privacy the later ones get its gradient but not the examples, so
+    that its (epsilon, delta) holds for the stack.
 
     Reference: none. Assumes: nothing beyond what its parts assume.
     """
@@ -56,6 +57,10 @@ class Stack(Defense):
         for part in self.parts:
             if not isinstance(part, Defense):
                 raise ValueError(f"expected defenses in parts, got {type(part).__name__}")
+
+    @property
+    def takes(self) -> frozenset[type[Inputs]]:
+        return frozenset.intersection(*(part.takes for part in self.parts))
 
     @property
     def named(self) -> dict[str, Defense]:
@@ -75,7 +80,7 @@ class Stack(Defense):
     @property
     def questions(self) -> Mapping[str, Asked]:
         return {
-            f"{name}{_BETWEEN}{kind}": asked
+            f"{name}{_SEPARATOR}{kind}": asked
             for name, part in self.named.items()
             for kind, asked in part.questions.items()
         }
@@ -89,7 +94,7 @@ class Stack(Defense):
         return any(part.private for part in self.parts)
 
     def spent(self, state: State) -> Spent | None:
-        """The largest of the parts' figures: each of them holds."""
+        """The largest budget of the parts."""
         found = [part.spent(state[name]) for name, part in self.named.items() if part.private]
         return max((each for each in found if each is not None), key=lambda each: each.epsilon, default=None)
 
@@ -109,9 +114,9 @@ class Stack(Defense):
             yield from _addressed(part.agree(clients), name)
 
     def answer(self, question: Question, state: State, facts: ClientFacts, *, rng: Rng) -> tuple[State, State]:
-        name, between, kind = question.kind.partition(_BETWEEN)
+        name, separator, kind = question.kind.partition(_SEPARATOR)
         part = self.named.get(name)
-        if part is None or not between:
+        if part is None or not separator:
             raise ValueError(f"no part of the stack has an answer to {question.kind!r}; parts: {', '.join(self.named)}")
         answer, own = part.answer(Question(kind, question.payload), state[name], facts, rng=rng.child(name))
         return answer, {**state, name: own}
@@ -134,7 +139,7 @@ class Stack(Defense):
         states = dict(state)
         changed_by: str | None = None
         for name, part in self.named.items():
-            seen = step if changed_by is None else replace(step, per_example=_lost(name, changed_by))
+            seen = step if changed_by is None else replace(step, per_example=_no_per_example(name, changed_by))
             if changed_by is not None and self.named[changed_by].private:
                 seen = _without_examples(seen, name, changed_by)
             with _measured(name, report) as own_report:
@@ -152,7 +157,7 @@ class Stack(Defense):
         return update, states
 
     def on_aggregate(self, change: Params, num_clients: int, state: State) -> tuple[Params, State]:
-        """The parts from last to first: the change is what the last part sent, so that one is undone first."""
+        """Calls the parts from last to first, because the last one made the update that was sent."""
         states = dict(state)
         for name, part in reversed(self.named.items()):
             change, states[name] = part.on_aggregate(change, num_clients, state.get(name, {}))
@@ -167,19 +172,19 @@ def _name(part: type[Defense]) -> str:
 
 @contextmanager
 def _measured(name: str, report: Report) -> Iterator[Report]:
-    """A report for one part, under its name; what runs inside counts as that part's time."""
+    """A report function that adds the name of a part; the time inside is reported as that of the part."""
     begin = perf_counter()
     yield lambda figure, value: report(f"{name}.{figure}", value)
     report(f"{name}_seconds", perf_counter() - begin)
 
 
 def _differs(gradient: Params, before: Params) -> bool:
-    """Whether a part put other tensors in place of the ones it was given."""
+    """Whether a part replaced any tensor."""
     return gradient.keys() != before.keys() or any(gradient[name] is not tensor for name, tensor in before.items())
 
 
-def _lost(asking: str, changed_by: str) -> Callable[[], Params]:
-    """What stands in for per-example gradients once an earlier part has changed their mean."""
+def _no_per_example(asking: str, changed_by: str) -> Callable[[], Params]:
+    """Replaces per-example gradients by an error once an earlier part has changed their mean."""
 
     def refuse() -> Params:
         raise UsageError(
@@ -190,38 +195,25 @@ def _lost(asking: str, changed_by: str) -> Callable[[], Params]:
     return refuse
 
 
-class _NoExamples:
-    """What stands in for a batch once its gradient is private: its size, and an error for everything else."""
-
-    def __init__(self, size: int, asking: str, private: str) -> None:
-        self._size = size
-        self._reason = (
-            f"{asking} looks at the examples after {private} in the stack, which the epsilon of {private} does not "
-            f"count; put {asking} before it or leave it out"
-        )
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getattr__(self, name: str) -> Any:
-        raise OutsideBudgetError(self._reason)
-
-    def __call__(self, *arguments: Any) -> Any:
-        raise OutsideBudgetError(self._reason)
-
-
 def _without_examples(step: Step, asking: str, private: str) -> Step:
-    nothing: Any = _NoExamples(len(step.batch), asking, private)
-    return replace(step, batch=nothing, loss=nothing)
+    error = OutsideBudgetError(
+        f"{asking} reads the examples after {private} in the stack, which the epsilon of {private} does not count; "
+        f"put {asking} before it or leave it out"
+    )
+
+    def refuse(params: Params, batch: Batch) -> NoReturn:
+        raise error
+
+    return replace(step, batch=HiddenBatch(error, len(step.batch)), loss=refuse)
 
 
 def _addressed(conversation: Conversation[None], name: str) -> Generator[Questions, Answers, None]:
-    """A part's questions with its name in front of their kind, so that `answer` finds the part again."""
+    """A part's questions with its name before their kind, by which `answer` finds the part."""
     try:
         questions = next(conversation)
         while True:
             answers = yield {
-                client: Question(f"{name}{_BETWEEN}{question.kind}", question.payload)
+                client: Question(f"{name}{_SEPARATOR}{question.kind}", question.payload)
                 for client, question in questions.items()
             }
             questions = conversation.send(answers)

@@ -1,4 +1,4 @@
-"""A defense in a PyTorch loop of your own: the same hooks, called around the steps that you write yourself."""
+"""A defense in your own PyTorch training loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.privacy import Spent
 from leaktight.core.protocols import ClientFacts, Defense, Question, RoundPlan, Step
 from leaktight.core.rng import ModelSecrets, Rng, SecretPasses
-from leaktight.core.tasks import Classification, Task, example_losses
+from leaktight.core.tasks import Classification, Penalised, Task, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Params, State, Update, UpdateKind
@@ -34,14 +33,14 @@ def wrap(
     state: State | None = None,
     rng: Rng | None = None,
 ) -> Defended:
-    """Put a defense around a model that you train yourself. The model given is not changed; train `.model`.
+    """A client with a defense, for your own training loop. `model` is copied; train `.model` of the result.
 
-    The server holds `defense.prepare(model, rng=Rng.fresh())`, which is the model itself unless the defense changes the
-    network for everybody; `receive` its tensors before the first round.
+    The server's model is `defense.prepare(model, rng=Rng.fresh())`, which is `model` unless the defense changes the
+    shared network; `receive` its tensors before the first round.
     num_examples, num_classes: of this client's training data. client: its name in the federation.
-    task: the loss of one example. Train on `.loss(outputs, targets)`, its mean over the batch with what the defense
-    adds to it; a loss of your own does as well where it is the same number.
-    state: what `state_dict()` gave in an earlier process. rng: fresh entropy unless given; give one in tests only.
+    task: the loss of one example. Train on `.loss(outputs, targets)`, the mean over the batch with the penalty of the
+    defense, or on your own loss if it is the same number.
+    state: the `state_dict()` of an earlier process. rng: fresh entropy by default; give one only in tests.
     """
     return Defended(defense, model, ClientFacts(client, num_examples, num_classes), task, state, rng or Rng.fresh())
 
@@ -49,9 +48,9 @@ def wrap(
 class Defended:
     """One client's model with its defense. In every round: `receive`, `start_round`, steps, `finish_round`.
 
-    Parameters that the defense adds to the model or leaves out of the update are private: `receive` does not touch
-    them and `state_dict` keeps them. A copy, or one that was pickled, draws from a key of its own. With a defense that
-    promises differential privacy no batch statistics are sent.
+    Parameters that the defense adds to the model or leaves out of the update are private: `receive` does not change
+    them, and `state_dict` has them. A copied or unpickled client draws from a new key. With a differentially private
+    defense no batch statistics are sent.
     """
 
     def __init__(
@@ -72,35 +71,35 @@ class Defended:
         self._gradient: Params = {}
         self._index = 0
         self._batch: Batch | None = None
-        self._asked_for = ""
+        self._request_hash = ""
         self._abandoned = 0
-        self._told: dict[str, Tensor] = {}
+        self._ignored: dict[str, Tensor] = {}
         self._steps_per_epoch: int | None = None
-        self._this_epoch: set[bytes] = set()
+        self._seen_in_epoch: set[bytes] = set()
         self._secrets = SecretPasses()
         self.model.register_forward_pre_hook(self._secrets.begin)
         self.model.register_forward_hook(self._secrets.end, always_call=True)
         if state is not None:
             self._restore(state)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "rng": None}
 
-    def __setstate__(self, held: dict[str, Any]) -> None:
-        self.__dict__.update(held)
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
         self.rng = Rng.fresh()
         if self._before is not None:
             self._begin_secrets()
 
     def receive(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the server's parameters and buffers (such as a `state_dict`), all but the private ones."""
+        """Copy the server's parameters and buffers (such as a `state_dict`) to the model, except private ones."""
         self._between_rounds()
         own = self._tensors()
         for name, tensor in tensors.items():
             if name not in own:
                 raise UsageError(f"expected tensors of the model, got {name!r}; send the model's own state_dict")
             if name in self._private:
-                self._told[name] = tensor.detach().clone()
+                self._ignored[name] = tensor.detach().clone()
                 continue
             with torch.no_grad():
                 own[name].copy_(tensor)
@@ -115,12 +114,12 @@ class Defended:
     def start_round(
         self, learning_rate: float, steps: int, *, steps_per_epoch: int | None = None, loss_scale: float = 1.0
     ) -> tuple[float, ...]:
-        """Begin a round of so many steps; gives the learning rate to use in each.
+        """Begin a round of `steps` local steps. Returns the learning rate of each step.
 
-        steps_per_epoch: after how many steps an example may come again. Without it a defense that counts epsilon counts
-        every step as a use of the same example. With it you promise that: an example that comes earlier is an error,
-        but one that was changed on the way (augmented) cannot be told from another.
-        loss_scale: the server's factor on the loss; `loss` applies it, or what the defense makes of it.
+        steps_per_epoch: the steps between two uses of an example. Without it a defense that counts epsilon counts every
+        step as a use of the same example. With it, an earlier second use is an error; that of an augmented example
+        cannot be detected.
+        loss_scale: the server's factor on the loss, which the defense may change; `loss` applies it.
         """
         self._between_rounds()
         if steps < 1:
@@ -129,9 +128,9 @@ class Defended:
             raise UsageError(f"expected steps_per_epoch as a whole number >= 1, got {steps_per_epoch!r}")
         self._meter, self._index, self._gradient, self._batch = Meter(), 0, {}, None
         self._before = (cloned(self._tensors()), self._memory)
-        self._asked_for = self._request(learning_rate, loss_scale)
+        self._request_hash = self._hash_request(learning_rate, loss_scale)
         self._begin_secrets()
-        self._steps_per_epoch, self._this_epoch = steps_per_epoch, set()
+        self._steps_per_epoch, self._seen_in_epoch = steps_per_epoch, set()
         plan = RoundPlan(self.round, (learning_rate,) * steps, loss_scale, steps_per_epoch)
         with timed(self._meter):
             plan, self._memory = self.defense.on_round(
@@ -140,12 +139,12 @@ class Defended:
         self.loss_scale, self._rates = plan.loss_scale, plan.learning_rates
         return plan.learning_rates
 
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The mean loss of a batch as the defense expects it: with the model's own penalty, and scaled."""
+    def loss(self, outputs: Tensor | Penalised, targets: Tensor) -> Tensor:
+        """The mean loss of a batch with the model's penalty, times `loss_scale`."""
         return example_losses(self.task, outputs, targets).mean() * self.loss_scale
 
     def batch(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch to train on in place of this one. Needed only with a defense that changes batches."""
+        """The batch to train on instead of this one. Needed only with a defense that changes batches."""
         self._in_round()
         rng = self._stream.child("step", self._index, "batch")
         with timed(self._meter):
@@ -155,17 +154,17 @@ class Defended:
         return self._batch.inputs, self._batch.targets
 
     def protect(self, inputs: Tensor, targets: Tensor) -> None:
-        """After `loss.backward()`: put the defended gradient in place of every parameter's `.grad`."""
+        """Replace the `.grad` of every parameter by the defended gradient. Call it after `loss.backward()`."""
         self._in_round()
         if self._index >= len(self._rates):
-            raise UsageError(f"expected {len(self._rates)} steps in the round, as start_round() was told, got more")
+            raise UsageError(f"expected {len(self._rates)} steps in the round, as given to start_round(), got more")
         if self._batch is None:
             self.batch(inputs, targets)
         batch = Batch(inputs, targets)
         if self._batch is None or self._batch.inputs is not inputs or self._batch.targets is not targets:
             raise UsageError(
-                f"expected the batch that batch() gave, got another; {type(self.defense).__name__} changes batches: "
-                "call batch() on each before the forward pass"
+                f"expected the batch that batch() returned, got another; {type(self.defense).__name__} changes "
+                "batches: call batch() on each before the forward pass"
             )
         self._check_epoch(inputs)
         rng = self._stream.child("step", self._index, "gradient")
@@ -179,11 +178,11 @@ class Defended:
         self._gradient, self._index, self._batch = gradient, self._index + 1, None
 
     def finish_round(self, *, kind: UpdateKind = "delta", num_examples: int | None = None) -> Update:
-        """The update to send, and all that may leave. num_examples: used in the round, unless all of them were."""
+        """The update to send; nothing else may leave the client. num_examples: used in the round; default: all."""
         self._in_round()
         if self._index != len(self._rates):
             raise UsageError(
-                f"expected {len(self._rates)} protected steps, as start_round() was told, got {self._index}; "
+                f"expected {len(self._rates)} protected steps, as given to start_round(), got {self._index}; "
                 "call protect() after every backward()"
             )
         update = self._undefended(kind, self.facts.num_examples if num_examples is None else num_examples)
@@ -205,7 +204,7 @@ class Defended:
         return update
 
     def abandon_round(self) -> None:
-        """Put the model and the defense's memory back to where they were before the round; nothing is sent."""
+        """Restore the model and the state of the defense to those before the round."""
         tensors, self._memory = self._in_round()
         with torch.no_grad():
             for name, tensor in self._tensors().items():
@@ -215,47 +214,47 @@ class Defended:
 
     @property
     def spent(self) -> Spent | None:
-        """What the rounds so far have cost of this client's privacy; None where the defense does not count."""
+        """The privacy budget that this client has spent so far; None if the defense does not count it."""
         return self.defense.spent(self._memory)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What this client must remember between rounds, as plain values for `core.tensors.pack`. Never send it."""
+    def state_dict(self) -> State:
+        """The private state to keep between rounds, in the format of `core.tensors.pack`. Never send it."""
         self._between_rounds()
         private = {name: tensor for name, tensor in self._tensors().items() if name in self._private}
         return {"defense": self._memory, "private": cloned(private), "round": self.round, "asked": self._asked}
 
     @property
     def _stream(self) -> Rng:
-        """The round's place in the tree of random streams: the one that `fl.client.Client` uses."""
-        return self.rng.child("round", self.round, "defense", self._asked_for)
+        """The random stream of the round, the same as in `fl.client.Client`."""
+        return self.rng.child("round", self.round, "defense", self._request_hash)
 
     def _check_epoch(self, inputs: Tensor) -> None:
-        """Where a budget rests on it, see that no example comes twice in an epoch."""
+        """Raise if an example is used twice in an epoch and the privacy budget relies on that."""
         if not self.defense.private or self._steps_per_epoch is None:
             return
         if self._index % self._steps_per_epoch == 0:
-            self._this_epoch = set()
+            self._seen_in_epoch = set()
         rows = {hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in inputs.detach().cpu().float()}
-        if len(rows) < len(inputs) or rows & self._this_epoch:
+        if len(rows) < len(inputs) or rows & self._seen_in_epoch:
             raise UsageError(
                 f"expected every example once in an epoch of {self._steps_per_epoch} steps, got one a second time; "
                 "leave steps_per_epoch out of start_round(), so that every step counts as a use of it"
             )
-        self._this_epoch |= rows
+        self._seen_in_epoch |= rows
 
-    def _request(self, learning_rate: float, loss_scale: float) -> str:
-        """A hash of what the server sent for this round: two models never meet the same noise."""
-        own = {**self._tensors(), **self._told}
+    def _hash_request(self, learning_rate: float, loss_scale: float) -> str:
+        """A hash of the server's request for this round, so that two different models never get the same noise."""
+        own = {**self._tensors(), **self._ignored}
         params, buffers = ({name: own[name] for name in names} for names in (self._shared_params, self._shared_buffers))
-        return request_digest(params, buffers, learning_rate, loss_scale, self._brings)
+        return request_digest(params, buffers, learning_rate, loss_scale, self._round_identity)
 
     @property
-    def _brings(self) -> str:
-        """What tells this client's round from others: who it is, its defense, and how often it began a round anew."""
+    def _round_identity(self) -> str:
+        """What distinguishes this client's rounds: its name, its defense, and the number of abandoned rounds."""
         return repr((self.facts.client, self.defense, self._abandoned))
 
     def _begin_secrets(self) -> None:
-        self._secrets.source = ModelSecrets(self.rng.child("round", self.round, "model", self._asked_for))
+        self._secrets.source = ModelSecrets(self.rng.child("round", self.round, "model", self._request_hash))
 
     def _end_round(self) -> None:
         self._before = self._secrets.source = None
@@ -264,17 +263,17 @@ class Defended:
         return {**parameters_of(self.model), **buffers_of(self.model)}
 
     def _in_round(self) -> tuple[Params, State]:
-        """All tensors and the memory from before the round."""
+        """All tensors and the state of the defense before the round."""
         if self._before is None:
-            raise UsageError("expected a round under way, got none; call start_round() first")
+            raise UsageError("expected a round in progress, got none; call start_round() first")
         return self._before
 
     def _between_rounds(self) -> None:
         if self._before is not None:
-            raise UsageError("expected no round under way, got one; call finish_round() or abandon_round() first")
+            raise UsageError("expected no round in progress, got one; call finish_round() or abandon_round() first")
 
     def _undefended(self, kind: UpdateKind, num_examples: int) -> Update:
-        """What an undefended client would send, without anything that the defense added to the model."""
+        """The update of an undefended client, without parameters that the defense added to the model."""
         before, _ = self._in_round()
         params = {name: tensor for name, tensor in parameters_of(self.model).items() if name in self._shared_params}
         buffers = {name: tensor for name, tensor in buffers_of(self.model).items() if name in self._shared_buffers}
@@ -284,9 +283,9 @@ class Defended:
         return Update(change if kind == "delta" else gradient, kind, num_examples, statistics)
 
     def _step(self, batch: Batch) -> Step:
-        """The step as the defense sees it: copies, because the optimiser and `zero_grad` write in place."""
+        """The step for the defense, with copies, because the optimiser and `zero_grad` write in place."""
         own = cloned(parameters_of(self.model))
-        # What the defense added comes last, as at a client, so that draws meet the same parameters.
+        # Parameters of the defense are last, as in fl.client, so that each gets the same noise.
         params = {name: own[name] for name in dict.fromkeys([*self._shared_params, *own])}
         buffers = cloned(buffers_of(self.model))
         trainer = Trainer(
@@ -311,7 +310,7 @@ class Defended:
         )
 
     def _keep(self, update: Update) -> None:
-        """What did not go out stays here; where no statistics were sent at all, the server's are used next."""
+        """Mark the tensors that were not sent as private; if no statistics were sent, use the server's next."""
         sent = self._shared_buffers if update.buffers is None else update.buffers
         self._private = {
             *(name for name in parameters_of(self.model) if name not in update.tensors),

@@ -199,6 +199,6 @@ def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, T
         local=replace(federation.trainer.local, learning_rate=outcome.learning_rate, schedule=Constant()),
         defense=federation.setup.defense,
         mode=federation.trainer.mode,
-        input_shape=federation.dataset.shape,
+        inputs=federation.dataset.inputs,
         num_classes=federation.dataset.num_classes,
     )

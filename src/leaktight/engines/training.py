@@ -15,13 +15,10 @@ from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import overall
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.fl.run_folder import RunFolder
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Round, TrainingSummary
 
-SCHEMA_VERSION = 1
-
-Row = dict[str, Any]
-
-_JUDGED = ("train_loss", "client")
+_JUDGED = {"train_loss", "client"}
 """What a row has from the clients' own reports, which a server does not get."""
 
 
@@ -48,11 +45,11 @@ def train(
     engine: Engine = inprocess.run,
     defense_kind: str = "none",
     workers: int | None = None,
-    after_round: Callable[[Row], None] = lambda row: None,
+    after_round: Callable[[Round], None] = lambda row: None,
     after_client: Callable[[], None] = lambda: None,
     after_state: Callable[[FederationState], None] = lambda state: None,
     until: int | None = None,
-) -> dict[str, Any]:
+) -> TrainingSummary:
     """Train what is left of a run and give its summary. Earlier rounds are reported to `after_round` again.
 
     after_state: called with the state after each round, before the checkpoint that says that the round is done.
@@ -89,47 +86,45 @@ def train(
     )
     weights = {**final.server.params, **final.server.buffers}
     write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
-    summary = {
-        "schema_version": SCHEMA_VERSION,
-        "run": str(folder.path),
-        "rounds": rows,
-        "final": {"accuracy": rows[-1]["accuracy"], "loss": rows[-1]["loss"]},
-        "defense": {"kind": defense_kind, **_defense_figures(rows)},
-        "seconds": sum(row["seconds"] for row in rows),
-        "model_digest": digest(weights),
-    }
+    summary = TrainingSummary(
+        schema_version=SCHEMA_VERSION,
+        run=str(folder.path),
+        rounds=tuple(rows),
+        final=Final(accuracy=rows[-1].accuracy, loss=rows[-1].loss),
+        defense=DefenseCost.model_validate({"kind": defense_kind, **_defense_figures(rows)}),
+        seconds=sum(row.seconds for row in rows),
+        model_digest=digest(weights),
+    )
     folder.write_summary(summary)
     return summary
 
 
-def _row(outcome: RoundOutcome, reports: inprocess.Reports, seconds: float) -> Row:
-    names = {name for report in reports.values() for name in report}
-    return {
-        "round": outcome.broadcast.round + 1,
-        "accuracy": outcome.score.accuracy if outcome.score else None,
-        "loss": outcome.score.loss if outcome.score else None,
-        "seconds": seconds,
-        "bytes_up": outcome.bytes_up,
-        "bytes_down": outcome.bytes_down,
-        "clients": len(outcome.updates),
-        "failures": dict(outcome.failures),
-        "learning_rate": outcome.learning_rate,
-        "train_loss": _over_clients("loss", list(reports.values())),
-        "client": {name: _over_clients(name, list(reports.values())) for name in sorted(names - {"loss"})},
-    }
+def _row(outcome: RoundOutcome, reports: inprocess.Reports, seconds: float) -> Round:
+    figures: dict[str, list[float]] = {}
+    for report in reports.values():
+        for name, value in report.items():
+            figures.setdefault(name, []).append(value)
+    client = {name: overall(name, values) for name, values in sorted(figures.items())}
+    return Round(
+        round=outcome.broadcast.round + 1,
+        accuracy=outcome.score.accuracy if outcome.score else None,
+        loss=outcome.score.loss if outcome.score else None,
+        seconds=seconds,
+        bytes_up=outcome.bytes_up,
+        bytes_down=outcome.bytes_down,
+        clients=len(outcome.updates),
+        failures=dict(outcome.failures),
+        learning_rate=outcome.learning_rate,
+        train_loss=client.pop("loss", None),
+        client=client,
+    )
 
 
-def _over_clients(name: str, figures: list[Mapping[str, float]]) -> float | None:
-    """One figure of the clients that sent it."""
-    values = [each[name] for each in figures if name in each]
-    return overall(name, values) if values else None
-
-
-def _defense_figures(rows: list[Row]) -> dict[str, Any]:
+def _defense_figures(rows: list[Round]) -> dict[str, float]:
     """What the defense reported about itself, over all rounds, and what it took of the clients' time."""
     totals: dict[str, list[float]] = {}
     for row in rows:
-        for name, value in row["client"].items():
+        for name, value in row.client.items():
             totals.setdefault(name, []).append(value)
     means = {name: overall(name, values) for name, values in totals.items()}
     if not means:
@@ -138,14 +133,14 @@ def _defense_figures(rows: list[Row]) -> dict[str, Any]:
     return {"share_of_time": spent / whole, "seconds_per_step": spent / steps, **means}
 
 
-def _store(folder: RunFolder, state: FederationState, rows: list[Row]) -> None:
+def _store(folder: RunFolder, state: FederationState, rows: list[Round]) -> None:
     """The server's checkpoint, and beside it what only clients and the simulation's judge may know.
 
     The private file comes first and bears its round: a run that ends between the two goes on from the old pair.
     """
     stored = state.stored()
-    private = {"clients": stored["clients"], "figures": [{name: row[name] for name in _JUDGED} for row in rows]}
-    public = [{name: value for name, value in row.items() if name not in _JUDGED} for row in rows]
+    private = {"clients": stored["clients"], "figures": [row.model_dump(include=_JUDGED) for row in rows]}
+    public = [row.model_dump(exclude=_JUDGED) for row in rows]
     save_checkpoint(folder.private(len(rows)), private)
     save_checkpoint(folder.checkpoint, {"server": stored["server"], "rows": public})
     for path in folder.all_private():
@@ -153,10 +148,11 @@ def _store(folder: RunFolder, state: FederationState, rows: list[Row]) -> None:
             path.unlink()
 
 
-def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Row]]:
+def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Round]]:
     if not folder.checkpoint.exists():
         return None, []
     stored: Mapping[str, Any] = load_checkpoint(folder.checkpoint)
     private = load_checkpoint(folder.private(len(stored["rows"])))
-    rows = [{**row, **figures} for row, figures in zip(stored["rows"], private["figures"], strict=True)]
+    pairs = zip(stored["rows"], private["figures"], strict=True)
+    rows = [Round.model_validate({**row, **figures}) for row, figures in pairs]
     return FederationState.restored({"server": stored["server"], "clients": private["clients"]}), rows

@@ -72,7 +72,7 @@ class Client:
     def brings(self) -> str:
         """A hash of what the client brings to a round: its name, its data, its defense and its local training."""
         total = hashlib.sha256(repr((self.name, self.trainer.defense, self.trainer.local, self.trainer.mode)).encode())
-        total.update(digest({"images": self.train.images, "targets": self.train.targets}).encode())
+        total.update(digest({"images": self.train.inputs, "targets": self.train.targets}).encode())
         return total.hexdigest()
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import Aggregator, Defense, Guard
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
@@ -99,6 +100,7 @@ class Federation:
 
     def with_defense(self, defense: Defense) -> Federation:
         """An undefended federation with a defense: everything else, down to the random streams, is the same."""
+        require_inputs(type(defense).__name__, defense.takes, self.dataset.inputs)
         return replace(self, setup=self.setup.with_defense(defense, rng=self.rng.child("defense", "prepare")))
 
     def with_trainer(self, *, model: nn.Module | None = None, local: LocalTraining | None = None) -> Federation:
@@ -153,14 +155,14 @@ def assemble(
         shares[name] = Share(start, validation, validation + len(holding.validation))
         order += [holding.train, holding.validation]
         start = shares[name].stop
-    setup = Setup(Trainer(model, local, dataset.task, mode=mode), aggregator)
-    return Federation(
+    undefended = Federation(
         dataset=dataset,
         examples=dataset.train.take(torch.cat(order)),
         shares=shares,
-        setup=setup.with_defense(defense, rng=rng.child("defense", "prepare")),
+        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator),
         plan=plan,
         rng=rng,
         guard=guard,
         consent=consent,
     )
+    return undefended.with_defense(defense)

@@ -1,4 +1,4 @@
-"""The client's guard: a look at the model that a server sends, before anything is trained on it."""
+"""The client's guard: checks the model that a server sends before training on it."""
 
 from leaktight.guard.guard import BroadcastGuard, Finding, Judgement
 

@@ -1,4 +1,4 @@
-"""The guard itself: limits for the signs, a judgement with reasons, and what it remembers from round to round."""
+"""The guard: limits for the signs, findings with reasons, and its state between rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the guard makes of a model. signs: all that was measured, by code."""
+    """The guard's result for a model. signs: all measured values, by code."""
 
     findings: tuple[Finding, ...]
     signs: dict[str, float]
@@ -46,17 +46,17 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class BroadcastGuard:
-    """Looks at the model that a server sends before training on it: architecture, like rows, outliers, jumps.
+    """Checks the model that a server sends before training on it: architecture, parallel rows, outliers, jumps.
 
-    action: "refuse" sends nothing in a suspicious round, "warn" trains and says so.
-    alike: the share of one matrix's rows or columns that one direction holds, before the last layer. row, bias: of the
-    last layer, the longest row over the median one, and the distance of a bias from the median one. jump: the change
-    since the model was last seen, over what the client's own last update explains for each round since. constant: the
-    share of an activation's units that answer all of the client's images alike, dead or saturated. Each is a limit; a
-    model beyond any of them is suspicious.
+    action: "refuse" sends nothing in a suspicious round, "warn" trains with a warning.
+    The others are limits > 0; a model above any of them is suspicious.
+    alike: the share of the rows or columns of a matrix, before the last layer, along one direction. row, bias: of the
+    last layer, the longest row over the median row, and the largest distance of a bias from the median bias. jump: the
+    change since the model was last received, over the client's own last update times the rounds since. constant: the
+    share of the units of an activation that are constant on the client's images, dead or saturated.
 
-    The guard keeps one copy of the model last received. It sends nothing, and knows nothing but what its client has.
-    Reference: none; the signs are those that Robbing the Fed and Fishing leave (docs/guard.md says which do not).
+    The guard keeps a copy of the last model. It sends nothing, and uses only what its client has.
+    Reference: none; these are signs of Robbing the Fed and Fishing (docs/guard.md lists attacks without them).
     """
 
     action: Literal["refuse", "warn"] = "refuse"
@@ -85,13 +85,13 @@ class BroadcastGuard:
         return {**state, "received": cloned(broadcast.params), "round": broadcast.round}
 
     def after(self, update: Update, broadcast: Broadcast, state: State) -> State:
-        # A gradient says nothing about how far the server will go with it.
+        # A gradient does not determine the size of the server's step.
         known = update.kind == "delta" and not update.sealed
         return {**state, "own": {name: tensor.clone() for name, tensor in update.tensors.items()} if known else None}
 
     def judge(self, broadcast: Broadcast, model: nn.Module, inputs: Tensor | None, state: State) -> Judgement:
-        """All signs of a model. model: the network agreed on. inputs: some of the client's images, or None."""
-        if (changed := signs.drift(broadcast, model)) is not None:
+        """All signs of a model. model: the network that was agreed on. inputs: some of the client's images, or None."""
+        if (changed := signs.architecture_change(broadcast, model)) is not None:
             return Judgement(
                 (Finding("architecture", 1.0, 0.0, f"another architecture: {changed}"),), {"architecture": 1.0}
             )
@@ -108,8 +108,8 @@ class BroadcastGuard:
     def _measure(
         self, broadcast: Broadcast, model: nn.Module, inputs: Tensor | None, state: State
     ) -> Iterator[tuple[str, tuple[float, str]]]:
-        """Each sign with its words."""
-        # Honest rows of a last layer are alike: they all lie along the mean of the features, if that is not zero.
+        """The code of each sign with its value and message."""
+        # The last layer is left out: its honest rows are parallel to the mean of the features, unless that is zero.
         where, alike = signs.likeness(signs.groups(model, broadcast.params)["rest"])
         yield "alike", (alike, f"rows of {where!r} point along one line ({{value:.2f}} of them, limit {{limit:g}})")
         for code, value in signs.head_outliers(model, broadcast.params).items():
@@ -118,14 +118,14 @@ class BroadcastGuard:
             part, value = jump
             yield (
                 "jump",
-                (value, f"{part} moved {{value:.3g}} times as far as own training explains, limit {{limit:g}}"),
+                (value, f"{part} changed {{value:.3g}} times as much as own training explains, limit {{limit:g}}"),
             )
         if inputs is not None:
             still = signs.constant_units(model, broadcast.params, broadcast.buffers, inputs)
-            yield "constant", (still, "units answer all images alike ({value:.2f} of a layer's, limit {limit:g})")
+            yield "constant", (still, "units are constant on all images ({value:.2f} of a layer, limit {limit:g})")
 
     def _jump(self, broadcast: Broadcast, model: nn.Module, state: State) -> tuple[str, float] | None:
-        """The part that moved furthest beyond what one's own update explains, and by how much."""
+        """The part of the network with the largest change relative to the client's own update, and the ratio."""
         own, last = state.get("own"), state.get("received")
         if not own or last is None or broadcast.round <= state["round"]:
             return None

@@ -1,4 +1,4 @@
-"""Signs of a tampered model, each one number: what is measured, without a word on how much is too much."""
+"""Signs of a tampered model, each as one number, without limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from leaktight.core.types import Broadcast, Params
 from leaktight.models.surgery import final_linear, mode_of
 
 MIN_ROWS = 8
-"""Layers with fewer rows, or shorter ones, are alike by chance."""
+"""Rows of smaller layers can be parallel by chance."""
 
 _POWER_STEPS = 12
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Hardtanh, nn.SiLU, nn.ELU)
 
 
-def drift(broadcast: Broadcast, agreed: nn.Module) -> str | None:
-    """How the model differs in its architecture from the one agreed on; None where it does not."""
+def architecture_change(broadcast: Broadcast, agreed: nn.Module) -> str | None:
+    """The first difference of the architecture from the one agreed on, or None."""
     for known, sent, kind in (
         (parameters_of(agreed), broadcast.params, "parameter"),
         (buffers_of(agreed), broadcast.buffers, "buffer"),
@@ -32,7 +32,7 @@ def drift(broadcast: Broadcast, agreed: nn.Module) -> str | None:
             if known[name].shape != sent[name].shape:
                 return f"{name!r} has shape {tuple(sent[name].shape)} instead of {tuple(known[name].shape)}"
     if broadcast.model is not None and _layout(broadcast.model) != _layout(agreed):
-        return "the network sent along runs other modules than the one agreed on"
+        return "the network that was sent has other modules than the one agreed on"
     return None
 
 
@@ -48,10 +48,10 @@ def _hooks(module: nn.Module) -> int:
 
 
 def likeness(params: Params) -> tuple[str, float]:
-    """The matrix whose rows (or, for linear layers, columns) point most nearly along one line, and how nearly.
+    """The matrix whose rows (or, for linear layers, columns) are closest to parallel, and how close they are.
 
-    1 / rows at random, 1 where all are parallel: the largest share of the rows' energy that one direction holds, every
-    row taken with length 1. Rows of zeros count as parallel to all others.
+    The largest share of the energy of the unit rows along one direction: about 1 / rows at random, 1 if all are
+    parallel. Rows of zeros count as parallel to all others.
     """
     worst, most = "", 0.0
     for name, tensor in params.items():
@@ -77,7 +77,7 @@ def _shared_direction(rows: Tensor) -> float:
 
 
 def head_outliers(model: nn.Module, params: Params) -> dict[str, float]:
-    """Of the last linear layer: its longest row over the median one, and the bias furthest from the median one."""
+    """Of the last linear layer: "row", longest over median row; "bias", largest distance from the median bias."""
     try:
         name, _ = final_linear(model)
     except ModelError:
@@ -93,7 +93,7 @@ def head_outliers(model: nn.Module, params: Params) -> dict[str, float]:
 
 
 def groups(model: nn.Module, tensors: Params) -> dict[str, dict[str, Tensor]]:
-    """Tensors of the last linear layer, and all others."""
+    """The tensors of the last linear layer ("head"), and all others ("rest")."""
     try:
         name, _ = final_linear(model)
     except ModelError:
@@ -107,9 +107,9 @@ def group_norms(model: nn.Module, tensors: Params) -> dict[str, float]:
 
 
 def constant_units(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> float:
-    """The largest share, over the activations, of units that answer all images (N, C, H, W) alike: dead or saturated.
+    """The largest share, over the activations, of units that are constant on all images (N, C, H, W).
 
-    In evaluation mode.
+    Dead or saturated units are; in evaluation mode.
     """
     still = [0.0]
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Broadcast, ImageShape, Mode, Observation, Update, UpdateKind
+from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
 from leaktight.inspect.files import Held, TrueExamples
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource, Normalize, check_fits
@@ -37,7 +38,7 @@ class CaptureSettings:
     """
 
     model: ModelSource
-    shape: ImageShape
+    inputs: Images
     num_classes: int | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -47,8 +48,6 @@ class CaptureSettings:
     local: LocalTraining | None = None
 
     def __post_init__(self) -> None:
-        if self.shape.channels not in (1, 3) or min(self.shape) < 1:
-            raise ValueError(f"expected shape C,H,W with 1 or 3 channels first, got {','.join(map(str, self.shape))}")
         if self.num_classes is not None and self.num_classes < 2:
             raise ValueError(f"expected classes >= 2, got {self.num_classes}")
         if self.num_examples < 1:
@@ -63,9 +62,9 @@ class CaptureSettings:
         self._check_normalisation()
 
     def _check_normalisation(self) -> None:
-        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, self.shape.channels):
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, self.inputs.channels):
             raise ValueError(
-                f"expected mean and std of 1 or {self.shape.channels} numbers for images of {self.shape.channels} "
+                f"expected mean and std of 1 or {self.inputs.channels} numbers for images of {self.inputs.channels} "
                 f"channels, got {len(self.mean)} and {len(self.std)}"
             )
         if any(value <= 0 for value in self.std):
@@ -90,10 +89,7 @@ class Captured:
     @property
     def num_steps(self) -> int | None:
         """How many local steps are behind the update; None where it is not known."""
-        if self.seen.update.kind == "gradient":
-            return 1
-        local = self.seen.local_training
-        return None if local is None else local.num_steps(self.settings.num_examples)
+        return self.seen.num_steps
 
 
 def count_examples(batch_size: int | None, labels: Sequence[int] | None, truth: TrueExamples | None) -> int | None:
@@ -115,7 +111,7 @@ def load_capture(settings: CaptureSettings, before: Held, change: Held, kind: Ch
     classes = settings.num_classes or rows_of_last_layer(before)
     if settings.labels is not None and not all(0 <= label < classes for label in settings.labels):
         raise UsageError(f"expected labels from 0 to {classes - 1}, got {', '.join(map(str, settings.labels))}")
-    model = build_model(settings.model, settings.shape, classes, rng=Rng(0).child("captured")).to(torch.float32)
+    model = build_model(settings.model, settings.inputs, classes, rng=Rng(0).child("captured")).to(torch.float32)
     held = _fitted(before, model, classes)
     _load(model, held, before)
     seen_model = normalising(model, settings.mean, settings.std)
@@ -135,7 +131,7 @@ def load_capture(settings: CaptureSettings, before: Held, change: Held, kind: Ch
             settings.num_examples,
             after if kind == "after" and buffers and after.keys() == buffers.keys() else None,
         ),
-        input_shape=settings.shape,
+        inputs=settings.inputs,
         num_classes=classes,
         labels=None if settings.labels is None else torch.tensor(sorted(settings.labels)),
         batch_size=settings.num_examples,
@@ -235,7 +231,7 @@ def _check_model(model: nn.Module, settings: CaptureSettings, classes: int) -> N
     if settings.mean and getattr(settings.model, "mean", ()):
         raise UsageError("the model normalises its inputs already; leave --mean and --std out")
     try:
-        check_fits(model, settings.shape, classes)
+        check_fits(model, settings.inputs, classes)
     except ModelError as error:
         raise UsageError(f"{error}; check --shape and --classes") from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params
 from leaktight.inspect.captured import Captured
 from leaktight.models.surgery import CONVOLUTIONS, layer_inputs, mode_of
+from leaktight.results.schema import Flag
 
 SPARSE = 0.3
 COARSE_VALUES = 256
@@ -62,15 +62,15 @@ def looks_of(update: Params) -> Looks:
     return Looks(math.sqrt(float(squared_norm(tensors))), zeros / entries, pruned)
 
 
-def check_capture(captured: Captured) -> list[dict[str, Any]]:
+def check_capture(captured: Captured) -> list[Flag]:
     """The flags that an update raises by itself, as `summary.json` has them."""
     found = [(check, check.find(captured)) for check in CHECKS]
     return [flag(check.code, check.raised_if, check.advice, detail) for check, detail in found if detail is not None]
 
 
-def flag(code: str, raised_if: str, advice: str, detail: str) -> dict[str, Any]:
+def flag(code: str, raised_if: str, advice: str, detail: str) -> Flag:
     """A flag that concerns the whole run."""
-    return {"code": code, "cell": None, "raised_if": raised_if, "advice": advice, "detail": detail}
+    return Flag(code=code, cell=None, raised_if=raised_if, advice=advice, detail=detail)
 
 
 def _partial(captured: Captured) -> str | None:
@@ -156,7 +156,7 @@ def _other_inputs(captured: Captured) -> str | None:
     if captured.settings.num_examples != 1 or (local is not None and (local.weight_decay or local.optimizer != "sgd")):
         return None
     seen = captured.seen
-    ends = torch.stack([torch.zeros(seen.input_shape), torch.ones(seen.input_shape)])
+    ends = torch.stack([torch.zeros(seen.inputs.shape), torch.ones(seen.inputs.shape)])
     with torch.no_grad(), mode_of(seen.model, "eval"):
         layers = layer_inputs(
             seen.model, seen.broadcast.params, seen.broadcast.buffers, ends, (nn.Linear, *CONVOLUTIONS)

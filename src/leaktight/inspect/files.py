@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leaktight.core.errors import DataError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest as digest_of
-from leaktight.core.types import ImageShape
 from leaktight.data.images import IMAGE_SUFFIXES, decode_image, from_array, is_image, to_tensor
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "parameters")
@@ -153,36 +153,36 @@ class TrueExamples:
         return len(self.images)
 
 
-def read_truth(path: Path | Tensor, shape: ImageShape) -> TrueExamples:
+def read_truth(path: Path | Tensor, inputs: Images) -> TrueExamples:
     """The true images: (N, C, H, W) in [0, 1], or a picture, a folder of pictures in the order of their names, an .npz.
 
     An .npz holds `images` (or only one array), and perhaps `labels`. Nothing is resized: a truth of another size is not
     the truth.
     """
     if isinstance(path, Tensor):
-        _check_size("truth", tuple(path.shape[1:]), shape)
+        _check_size("truth", tuple(path.shape[1:]), inputs)
         return TrueExamples(path.detach().to(torch.float32), None)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_image(file.name))
         if not files:
             raise DataError(f"expected pictures ({', '.join(sorted(IMAGE_SUFFIXES))}) in {path}, got none")
-        return TrueExamples(_floats(torch.stack([_picture(file, shape) for file in files])), None)
+        return TrueExamples(inputs.loaded(torch.stack([_picture(file, inputs) for file in files])), None)
     if not path.is_file():
         raise DataError(f"expected true images at {path}, got no such file or folder; check the path")
     if is_image(path.name):
-        return TrueExamples(_floats(_picture(path, shape)[None]), None)
+        return TrueExamples(inputs.loaded(_picture(path, inputs)[None]), None)
     if path.suffix.lower() == ".npz":
-        return _arrays(path, shape)
+        return _arrays(path, inputs)
     raise DataError(f"expected true images as a picture, a folder of pictures or an .npz, got {path}; convert them")
 
 
-def _picture(file: Path, shape: ImageShape) -> Tensor:
-    image = to_tensor(decode_image(file.read_bytes(), str(file), shape.channels))
-    _check_size(str(file), tuple(image.shape), shape)
+def _picture(file: Path, inputs: Images) -> Tensor:
+    image = to_tensor(decode_image(file.read_bytes(), str(file), inputs.channels))
+    _check_size(str(file), tuple(image.shape), inputs)
     return image
 
 
-def _arrays(path: Path, shape: ImageShape) -> TrueExamples:
+def _arrays(path: Path, inputs: Images) -> TrueExamples:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -192,29 +192,21 @@ def _arrays(path: Path, shape: ImageShape) -> TrueExamples:
     if key != "images" and len(arrays) != 1:
         raise DataError(f"{path}: expected an array 'images', got {', '.join(arrays) or 'nothing'}; name it so")
     images = from_array(arrays[key], f"{path} [{key}]")
-    _check_size(str(path), tuple(images.shape[1:]), shape)
+    _check_size(str(path), tuple(images.shape[1:]), inputs)
     labels = arrays.get("labels")
     if labels is None:
-        return TrueExamples(_floats(images), None)
+        return TrueExamples(inputs.loaded(images), None)
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise DataError(
             f"{path}: expected labels to be {len(images)} integers, one per image, got {labels.dtype} of shape "
             f"{labels.shape}"
         )
-    return TrueExamples(_floats(images), torch.from_numpy(labels.astype(np.int64)))
+    return TrueExamples(inputs.loaded(images), torch.from_numpy(labels.astype(np.int64)))
 
 
-def _check_size(source: str, size: tuple[int, ...], shape: ImageShape) -> None:
-    if size != tuple(shape):
+def _check_size(source: str, size: tuple[int, ...], inputs: Images) -> None:
+    if size != inputs.shape:
         raise DataError(
-            f"{source}: expected {_times(shape)} as in --shape, got {_times(size)}; give the images as the network saw "
-            "them, or correct --shape"
+            f"{source}: expected {inputs} as in --shape, got {'x'.join(map(str, size))}; give the images as "
+            "the network saw them, or correct --shape"
         )
-
-
-def _times(size: tuple[int, ...]) -> str:
-    return "x".join(str(each) for each in size)
-
-
-def _floats(images: Tensor) -> Tensor:
-    return images.to(torch.float32).div_(255)

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from leaktight.audit.attempt import Attempt, Outcome, attempt
-from leaktight.audit.experiment import SCHEMA_VERSION
+from leaktight.audit.attempt import Attempted, Finished, attempt, picture_paths
 from leaktight.audit.judge import judge, strip
-from leaktight.audit.ledger import labels_of, threat_of
+from leaktight.audit.ledger import LABELS_FOUND, threat_of
 from leaktight.audit.plan import AttackEntry, slug
+from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Reconstruction
@@ -23,6 +22,7 @@ from leaktight.inspect.captured import Captured
 from leaktight.inspect.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 from leaktight.models.surgery import has_batch_norm
+from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
 CAPTURED = "captured update"
@@ -43,6 +43,10 @@ class Inspection:
     source: str
     seed: int
     data_root: Path
+
+    def __post_init__(self) -> None:
+        for entry in self.attacks:
+            require_inputs(entry.name, entry.value.takes, self.captured.seen.inputs)
 
     @cached_property
     def metrics(self) -> BuiltMetrics:
@@ -72,81 +76,75 @@ class Inspection:
             return self.truth.labels
         return None if labels is None else torch.tensor(labels)
 
-    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
-        """Run the attack of this id: its line for the store, and its pictures."""
-        entry = self.by_id[job]
-        return attempt(self._head(job, entry), lambda: self._run(entry))
+    def __call__(self, job: str, tell: Tell[object]) -> Finished:
+        """Run the attack of this id: its trial, and its pictures."""
+        return attempt(self._head(job), lambda: self._run(job))
 
-    def _head(self, name: str, entry: AttackEntry) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "id": name,
-            "attack": entry.name,
-            "attack_settings": dict(entry.settings),
-            "role": entry.role,
-            "defense": CAPTURED,
-            "defense_settings": {},
-            "adaptive": False,
-            "trial": 0,
-            "round": 0,
-            "client": self.source,
-            "seed": self.seed,
-            "status": "done",
-            "error": None,
-            "threat": threat_of(self.threat),
-            "ledger": {},
-            "scores": dict.fromkeys(METRICS),
-            "label_accuracy": None,
-            "labels": None,
-            "loss": None,
-            "first_loss": None,
-            "update_changed": None,
-            "model_accuracy": None,
-            "images": None,
-        }
-
-    def _run(self, entry: AttackEntry) -> Outcome:
-        first: list[float] = []
-        found = entry.value.reconstruct(
-            [self.captured.seen],
-            rng=Rng(self.seed).child("inspect", entry.name).detached(),
-            progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
+    def _head(self, name: str) -> TrialHead:
+        entry = self.by_id[name]
+        return TrialHead(
+            schema_version=SCHEMA_VERSION,
+            id=name,
+            attack=entry.name,
+            attack_settings=dict(entry.settings),
+            role=entry.role,
+            defense=CAPTURED,
+            defense_settings={},
+            adaptive=False,
+            trial=0,
+            round=0,
+            client=self.source,
+            seed=self.seed,
+            threat=threat_of(self.threat),
+            model_accuracy=None,
         )
-        line = {
-            "ledger": self._ledger(entry, found),
-            "labels": found.guess.targets.tolist(),
-            "loss": found.loss,
-            "first_loss": first[0] if first else None,
-        }
-        images = found.guess.inputs
-        if self.truth is None:
-            picture = {"truth": None, "size": list(images.shape[-2:]), "count": len(images)}
-            return {**line, "images": picture}, {"guess": strip(images)}
-        labels = self.true_labels
-        truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
-        judged = judge(found.guess, truth, self.metrics)
-        read = labels is not None and labels_of(entry.value) in ("inferred", "searched")
-        scored = {
-            "scores": judged.scores,
-            "label_accuracy": judged.label_accuracy if read else None,
-            "images": {"size": judged.size, "count": judged.count},
-        }
-        return {**line, **scored}, {"truth": judged.truth, "guess": judged.guess}
 
-    def _ledger(self, entry: AttackEntry, found: Reconstruction) -> dict[str, Any]:
+    def _run(self, name: str) -> Attempted:
+        entry = self.by_id[name]
+        rng = Rng(self.seed).child("inspect", entry.name).detached()
+        found = entry.value.reconstruct([self.captured.seen], rng=rng)
+        labels = self.true_labels
+        judged = None
+        if self.truth is not None:
+            truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
+            judged = judge(found.guess, truth, self.metrics)
+        ledger = self._ledger(entry, found)
+        read = judged is not None and labels is not None and ledger.labels in LABELS_FOUND
+        true_path, guess_path = picture_paths(name)
+        height, width = found.guess.inputs.shape[-2:]
+        outcome = TrialOutcome(
+            ledger=ledger,
+            scores=judged.scores if judged else dict.fromkeys(METRICS),
+            metrics=judged.notes if judged else {},
+            label_accuracy=judged.label_accuracy if judged and read else None,
+            labels=tuple(found.guess.targets.tolist()),
+            loss=found.loss,
+            first_loss=found.first_loss,
+            images=Pictures(
+                truth=true_path if judged else None,
+                guess=guess_path,
+                size=judged.size if judged else (height, width),
+                count=judged.count if judged else len(found.guess.inputs),
+            ),
+        )
+        if judged is None:
+            return outcome, {guess_path: strip(found.guess.inputs)}
+        return outcome, {true_path: judged.truth, guess_path: judged.guess}
+
+    def _ledger(self, entry: AttackEntry, found: Reconstruction) -> Ledger:
         captured, local = self.captured, self.captured.seen.local_training
         steps, count = captured.num_steps, captured.settings.num_examples
-        return {
-            "labels": labels_of(entry.value),
-            "batch_size": count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
-            "num_examples": count,
-            "local_steps": "unknown" if steps is None else steps,
-            "learning_rate": "unknown" if local is None else local.learning_rate,
-            "mode": captured.settings.mode,
-            "batch_norm": has_batch_norm(captured.bare),
-            "buffers_known": captured.seen.update.buffers is not None,
-            "init": "captured",
-            "stage": "captured",
-            "defense_known": False,
-            "assumed": [*self.assumed, *(str(note) for note in found.notes.get("assumed", ()))],
-        }
+        return Ledger(
+            labels=entry.value.labels_from,
+            batch_size=count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
+            num_examples=count,
+            local_steps="unknown" if steps is None else steps,
+            learning_rate="unknown" if local is None else local.learning_rate,
+            mode=captured.settings.mode,
+            batch_norm=has_batch_norm(captured.bare),
+            buffers_known=captured.seen.update.buffers is not None,
+            init="captured",
+            stage="captured",
+            defense_known=False,
+            assumed=(*self.assumed, *(str(note) for note in found.notes.get("assumed", ()))),
+        )

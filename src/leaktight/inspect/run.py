@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from torch import nn
 
-from leaktight.audit.cells import LEAKED_IF, Cell, Line, gather
-from leaktight.audit.checks import FALLEN, Evidence, Flag, raise_flags
-from leaktight.audit.experiment import SCHEMA_VERSION
-from leaktight.audit.ledger import common_ledger, threat_of
-from leaktight.audit.run import Watcher
-from leaktight.audit.store import open_store
-from leaktight.audit.summary import cell_row
-from leaktight.audit.verdict import Verdict, Word, judge_defense
+from leaktight.audit.cells import LEAKED_IF, CellTrials, gather
+from leaktight.audit.checks import FALLEN, Evidence, Raised, raise_flags
+from leaktight.audit.ledger import LABELS_FOUND, threat_of
+from leaktight.audit.run import Watcher, run_missing
+from leaktight.audit.summary import cell_of
+from leaktight.audit.verdict import judge_defense
 from leaktight.core.types import Batch
-from leaktight.fl.run_folder import RunFolder
 from leaktight.inspect.captured import Captured
 from leaktight.inspect.checks import check_capture, flag
 from leaktight.inspect.inspection import CAPTURED, Inspection
 from leaktight.inspect.truth import check_truth
 from leaktight.models.source import Normalize
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import (
+    SCHEMA_VERSION,
+    Cell,
+    Flag,
+    Plain,
+    Summary,
+    Verdict,
+    Word,
+    common_ledger,
+    metrics_of,
+)
+from leaktight.results.store import open_store
 from leaktight.runtime.executor import Executor
 
 WELL_FALLEN = 0.1
@@ -35,51 +43,48 @@ def run_inspection(
     folder: RunFolder,
     *,
     executor: Executor,
-    scenario: Mapping[str, Any],
+    scenario: Mapping[str, Plain],
     command: str,
     watcher: Watcher | None = None,
-) -> dict[str, Any]:
-    """Run the attacks that are missing, write `summary.json`, and give it."""
-    watcher = watcher or Watcher()
+) -> Summary:
+    """Run the attacks that are missing, write `summary.json`, and give it.
+
+    Without the truth there are no scores, and no success rate.
+    """
     store = open_store(folder.path)
-    missing = [name for name in inspection.by_id if name not in store.trials]
-    watcher.trials_begin(len(inspection.by_id) - len(missing), len(inspection.by_id))
-    with executor.start(inspection) as workers:
-        for _, done in workers.run(missing):
-            watcher.trial_done(store.add(done.line, done.pictures))
-    lines = [store.trials[name] for name in inspection.by_id]
-    summary = {**summarise(inspection, lines), "run": str(folder.path), "command": command, "scenario": dict(scenario)}
+    run_missing(inspection, list(inspection.by_id), store, executor, watcher or Watcher())
+    trials = [store.trials[name] for name in inspection.by_id]
+    cells = gather(trials, inspection.seed)
+    scored = inspection.truth is not None
+    shared = _SHARED_CHECKS | ({"no-control"} if scored else set())
+    raised = [each for each in raise_flags(Evidence(cells)) if each.check.code in shared]
+    summary = Summary(
+        schema_version=SCHEMA_VERSION,
+        run=str(folder.path),
+        command=command,
+        scenario=dict(scenario),
+        cells=tuple(_cell(cell, raised, scored=scored) for cell in cells),
+        metrics=metrics_of(trials),
+        leaked_if=LEAKED_IF,
+        verdicts=(_verdict(inspection, cells),),
+        flags=(*_flags(inspection, cells), *(each.flag for each in raised)),
+        ledger=common_ledger(trials),
+        training_failed={},
+        tradeoff=None,
+        over_time=None,
+        truth_given=scored,
+    )
     folder.write_summary(summary)
     return summary
 
 
-def summarise(inspection: Inspection, lines: Sequence[Line]) -> dict[str, Any]:
-    """All that follows from the trials. Without the truth there are no scores, and no success rate."""
-    cells = gather(lines, inspection.seed)
-    shared = _SHARED_CHECKS | ({"no-control"} if inspection.truth is not None else set())
-    flags = [each for each in raise_flags(Evidence(cells, {})) if each.check.code in shared]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "truth_given": inspection.truth is not None,
-        "cells": [_row(cell, flags, scored=inspection.truth is not None) for cell in cells],
-        "leaked_if": LEAKED_IF,
-        "verdicts": [asdict(_verdict(inspection, cells))],
-        "flags": [*_flags(inspection, cells), *(each.plain() for each in flags)],
-        "ledger": common_ledger([line["ledger"] for line in lines if line["role"] == "attack" and line["ledger"]]),
-        "training_failed": {},
-        "tradeoff": None,
-        "over_time": None,
-    }
+def _cell(cell: CellTrials, raised: Sequence[Raised], *, scored: bool) -> Cell:
+    trial, found = cell.trials[0], cell_of(cell, raised)
+    told = {"loss": trial.loss, "first_loss": trial.first_loss, "labels": trial.labels}
+    return found.model_copy(update=told if scored else {**told, "success_rate": None})
 
 
-def _row(cell: Cell, flags: Sequence[Flag], *, scored: bool) -> dict[str, Any]:
-    line = cell.lines[0]
-    row = cell_row(cell, flags)
-    told = {"loss": line["loss"], "first_loss": line["first_loss"], "labels": line["labels"]}
-    return {**row, **told} if scored else {**row, **told, "success_rate": None}
-
-
-def _flags(inspection: Inspection, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
     found = check_capture(inspection.captured)
     if inspection.truth is None:
         found.append(
@@ -116,7 +121,7 @@ def _named_so(module: nn.Module) -> bool:
     return "normaliz" in type(module).__name__.lower()
 
 
-def _verdict(inspection: Inspection, cells: Sequence[Cell]) -> Verdict:
+def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
     """leaks: the truth was reconstructed. partly: its labels were read. Otherwise nothing can be concluded."""
     attacks = [cell for cell in cells if cell.role == "attack"]
     threat = threat_of(inspection.threat)
@@ -127,34 +132,40 @@ def _verdict(inspection: Inspection, cells: Sequence[Cell]) -> Verdict:
     if inspection.truth is None:
         word, because = _unscored(best)
     else:
-        best = max(done, key=lambda cell: cell.values("ssim").get(cell.lines[0]["id"], -1.0))
+        best = max(done, key=lambda cell: cell.values("ssim").get(cell.trials[0].id, -1.0))
         word, because = _not_reconstructed(inspection, best, done)
-    return Verdict(CAPTURED, threat, word, because, best.attack, best.lines[0]["id"])
+    return Verdict(
+        defense=CAPTURED,
+        threat=threat,
+        verdict=word,
+        because=because,
+        worst_attack=best.attack,
+        trial_id=best.trials[0].id,
+    )
 
 
-def _unscored(best: Cell) -> tuple[Word, str]:
+def _unscored(best: CellTrials) -> tuple[Word, str]:
     start = "without the true images nobody can score this; look at the pictures."
     fall = _fall(best)
-    line = best.done[0]
+    trial = best.done[0]
     if fall is None:
         told = f"{best.attack} has no loss to go by."
     elif fall > FALLEN:
         told = "no attack's own loss fell, so that its picture shows where it began and nothing of the update."
     else:
         told = (
-            f"{best.attack}'s matching loss fell from {line['first_loss']:.3g} to {line['loss']:.3g}, {fall:.2g} of "
+            f"{best.attack}'s matching loss fell from {trial.first_loss:.3g} to {trial.loss:.3g}, {fall:.2g} of "
             "where it began: the lower, the better the picture explains the update, which does not prove it true."
         )
-    read = best.done[0]["ledger"].get("labels") in ("inferred", "searched")
-    labels = f" Labels read from the update: {', '.join(map(str, line['labels']))}." if read else ""
+    read = trial.ledger.labels in LABELS_FOUND
+    labels = f" Labels read from the update: {', '.join(map(str, trial.labels or ()))}." if read else ""
     return "cannot-conclude", f"{start} {told}{labels}"
 
 
-def _not_reconstructed(inspection: Inspection, best: Cell, done: Sequence[Cell]) -> tuple[Word, str]:
+def _not_reconstructed(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]) -> tuple[Word, str]:
     chance = inspection.captured.seen.num_classes ** -float(inspection.captured.settings.num_examples)
-    reader = next((cell for cell in done if cell.done[0]["label_accuracy"] == 1.0), None)
-    line = best.done[0]
-    score = best.values("ssim").get(line["id"])
+    reader = next((cell for cell in done if cell.done[0].label_accuracy == 1.0), None)
+    score = best.done[0].score("ssim")
     scored = "no score is finite" if score is None else f"SSIM {score:.2f} at best, by {best.attack}"
     control = best.control("ssim")
     beside = "" if control is None else f" (without the update {control:.2f})"
@@ -167,14 +178,14 @@ def _not_reconstructed(inspection: Inspection, best: Cell, done: Sequence[Cell])
     )
 
 
-def _rank(cell: Cell) -> float:
+def _rank(cell: CellTrials) -> float:
     fall = _fall(cell)
     return 1.0 if fall is None else fall
 
 
-def _fall(cell: Cell) -> float | None:
+def _fall(cell: CellTrials) -> float | None:
     """An attack's last loss as a share of its first."""
     if cell.role != "attack" or not cell.done:
         return None
-    first, last = cell.done[0]["first_loss"], cell.done[0]["loss"]
-    return None if first is None or last is None or first <= 0 else float(last) / float(first)
+    first, last = cell.done[0].first_loss, cell.done[0].loss
+    return None if first is None or last is None or first <= 0 else last / first

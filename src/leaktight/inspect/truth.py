@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from leaktight.core.types import Batch, Mode, Observation
 from leaktight.inspect.captured import Captured, normalising
 from leaktight.inspect.checks import flag
 from leaktight.models.surgery import has_batch_norm
+from leaktight.results.schema import Flag
 
 EXPLAINED = 0.95
 
@@ -28,7 +28,7 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """What is tried when the true images do not explain an update."""
 
 
-def check_truth(captured: Captured, truth: Batch) -> dict[str, Any] | None:
+def check_truth(captured: Captured, truth: Batch) -> Flag | None:
     """A flag if the true examples, trained on as the user says, cause another update than the captured one.
 
     Only where their order plays no part: one step, or one example. The usual normalisations and the other mode are
@@ -64,7 +64,7 @@ def explained(seen: Observation, truth: Batch) -> float:
 def _alternatives(captured: Captured, truth: Batch) -> Iterator[tuple[str, float]]:
     modes: Sequence[Mode] = ("train", "eval") if _depends_on_mode(captured.bare) else (captured.settings.mode,)
     for name, (mean, std) in NORMALISATIONS.items():
-        if len(mean) > 1 and captured.settings.shape.channels != len(mean):
+        if len(mean) > 1 and captured.settings.inputs.channels != len(mean):
             continue
         for mode in modes:
             seen = replace(captured.seen, model=normalising(captured.bare, mean, std), mode=mode)

@@ -1,15 +1,16 @@
-"""How much of the truth a guess shows: pure functions first, and the catalogue of them by name."""
+"""Metrics of guesses against truths: pure functions, and their catalogue by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor
 
 from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.inputs import ALL_INPUTS
 from leaktight.core.protocols import Metric
 from leaktight.metrics import legacy
 from leaktight.metrics.features import FeatureMse, feature_mse
@@ -58,13 +59,10 @@ def _function(
     leaks_when: LeaksWhen,
     description: str,
     *,
-    judges: Literal["images", "labels"] = "images",
     legacy: bool = False,
 ) -> MetricSpec:
     metric = FunctionMetric(name=name, leaks_when=leaks_when, function=function)
-    return MetricSpec(
-        leaks_when=leaks_when, description=description, build=lambda _: metric, judges=judges, legacy=legacy
-    )
+    return MetricSpec(leaks_when=leaks_when, description=description, build=lambda _: metric, legacy=legacy)
 
 
 def _lpips(net: Literal["alex", "vgg"], description: str) -> MetricSpec:
@@ -95,12 +93,15 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
             description="mean squared error of the input of the model's final linear layer",
             build=_feature_mse,
         ),
-        "label_accuracy": _function(
-            "label_accuracy",
-            label_accuracy_per_batch,
-            "high",
-            "share of the batch's labels that were named, in any order",
+        "label_accuracy": replace(
+            _function(
+                "label_accuracy",
+                label_accuracy_per_batch,
+                "high",
+                "share of the batch's labels that were named, in any order",
+            ),
             judges="labels",
+            takes=ALL_INPUTS,
         ),
         "grnn_mae": _function(
             "grnn_mae", legacy.grnn_mae, "low", "GRNN's 'mses': mean absolute error on [0, 1]", legacy=True
@@ -143,14 +144,14 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
 
 @dataclass(frozen=True)
 class BuiltMetrics:
-    """metrics: those that can be computed, by name. unavailable: the reason why not, by the name of each other one."""
+    """metrics: those that can be computed, by name. unavailable: the reason for each of the others, by name."""
 
     metrics: Mapping[str, Metric]
     unavailable: Mapping[str, str]
 
 
 def build_metrics(names: Iterable[str], resources: Resources) -> BuiltMetrics:
-    """Build the metrics of these names; one that lacks something is left out and its reason kept."""
+    """Build the metrics of these names; `unavailable` lists those that cannot be built."""
     metrics: dict[str, Metric] = {}
     unavailable: dict[str, str] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""How far a guess is from the truth as a network sees it."""
+"""The distance of a guess from the truth in the features of a network."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def feature_mse(guess_features: Tensor, truth_features: Tensor) -> Tensor:
 class FeatureMse(Metric):
     """MSE-R: the MSE of representations, by convention the input of the model's final linear layer.
 
-    extract: images in [0, 1] to features, with the model in evaluation mode. Images are clamped to [0, 1] first. The
-    scale is that of the features, so scores compare only under one and the same extractor.
+    extract: images in [0, 1] to features, with the model in evaluation mode. Images are clamped to [0, 1] first. Scores
+    are comparable only with the same extractor.
 
     Reference: Li et al., Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022.
     """

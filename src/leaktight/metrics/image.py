@@ -1,7 +1,7 @@
-"""How far a guess is from the truth, image by image.
+"""MSE, PSNR and SSIM of images.
 
-Every function takes (N, C, H, W) floats twice, clamps both to [0, 1], takes the data range to be 1, and gives (N,)
-scores, computed on the CPU in float64 and without gradient. A guess with a NaN scores NaN.
+Every function takes two tensors (N, C, H, W) of floats, clamps them to [0, 1], uses a data range of 1, and returns
+scores (N,), computed on the CPU in float64 without gradient. A guess with a NaN has score NaN.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import Images
 
 MIN_MSE = 1e-10
-"""The smallest MSE that a PSNR is computed from, so identical images score 100 dB and a mean over images stays finite.
-For comparison: rounding an image to bytes costs about 59 dB."""
+"""The smallest MSE in a PSNR: identical images have 100 dB, means are finite. Rounding to bytes gives about 59 dB."""
 
 _SIGMA_PER_RADIUS = 0.3
 _FULL_RADIUS = 5
@@ -30,13 +30,8 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
 
 
 def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
-    """Images as detached float64 on the CPU. Bytes are refused: clamped to [0, 1] they would be nonsense."""
-    if images.ndim != 4 or not images.numel() or not images.is_floating_point():
-        raise UsageError(
-            f"expected images (N, C, H, W) of floats in [0, 1], got {tuple(images.shape)} of {images.dtype}; "
-            "divide bytes by 255"
-        )
-    images = images.detach().to("cpu", torch.float64)
+    """Images as detached float64 on the CPU."""
+    images = Images.checked(images).detach().to("cpu", torch.float64)
     return images.clamp(0, 1) if clamp else images
 
 
@@ -60,21 +55,21 @@ def psnr(guess: Tensor, truth: Tensor) -> Tensor:
 
 
 def psnr_of(mean_squared_error: Tensor, *, peak: float = 1.0) -> Tensor:
-    """10 log10(peak^2 / MSE), the MSE taken to be at least `MIN_MSE` of peak^2."""
+    """10 log10(peak^2 / MSE), with an MSE of at least `MIN_MSE` peak^2."""
     return -10 * (mean_squared_error / peak**2).clamp_min(MIN_MSE).log10()
 
 
 def ssim(guess: Tensor, truth: Tensor) -> Tensor:
     """Structural similarity in [-1, 1]: Gaussian window of 11 x 11 with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1.
 
-    The mean over all channels and over the windows that lie wholly inside the image, as the paper and scikit-image
-    have it; torchmetrics 1.9 averages windows over a mirrored border as well. An image too small for the window
-    gets the largest odd window that fits its shorter side, with sigma shrunk in proportion.
+    The mean over all channels and all windows inside the image, as in the paper and scikit-image; torchmetrics 1.9
+    includes windows over a mirrored border. A smaller image gets the largest odd window that fits its shorter side,
+    with sigma in proportion.
 
     Reference: Wang, Bovik, Sheikh, Simoncelli, Image Quality Assessment: From Error Visibility to Structural
     Similarity, IEEE Transactions on Image Processing, 2004.
     """
-    # Imported here because torchmetrics takes longer to import than most commands take to answer.
+    # Imported here because the import of torchmetrics takes longer than most commands.
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     guess, truth = image_pair(guess, truth)

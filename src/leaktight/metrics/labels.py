@@ -1,4 +1,4 @@
-"""Labels that were read out of an update, and scores that say yes or no."""
+"""Metrics of labels, success rates, and re-identification."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _REACHES = {"high": torch.ge, "low": torch.le}
 
 
 def label_accuracy(guess_labels: Tensor, true_labels: Tensor) -> float:
-    """The share of labels that both have, as multisets: order does not count, repetitions do.
+    """The share of common labels, as multisets: the order does not matter, repetitions do.
 
     Labels are class indices (N,), encoded words (N, L) of integers, or scores of classes (N, C) of floats, of which
-    the highest counts. The overlap is divided by the larger of the two counts, so naming more labels than there are
-    does not pay.
+    the highest counts. The overlap is divided by the larger count, so that surplus labels lower the score.
 
     >>> label_accuracy(torch.tensor([1, 1, 2]), torch.tensor([2, 1, 3]))
     0.6666666666666666
@@ -31,7 +30,7 @@ def label_accuracy(guess_labels: Tensor, true_labels: Tensor) -> float:
 
 
 def label_accuracy_per_batch(guess_labels: Tensor, true_labels: Tensor) -> Tensor:
-    """`label_accuracy` as a tensor of shape (1,): a batch has one score, as its labels have no order to match by."""
+    """`label_accuracy` as a tensor of shape (1,): one score per batch, because labels have no order."""
     return torch.tensor([label_accuracy(guess_labels, true_labels)], dtype=torch.float64)
 
 
@@ -46,9 +45,9 @@ def _counted(labels: Tensor) -> Counter[tuple[int, ...]]:
 
 
 def attack_success_rate(scores: Tensor, threshold: float, leaks_when: LeaksWhen) -> float:
-    """The share of scores that reach the threshold: at or above it when high scores leak, at or below when low ones do.
+    """The share of scores that reach the threshold: >= if high scores leak, <= if low ones do.
 
-    A score of NaN does not reach it.
+    NaN does not reach it.
 
     >>> attack_success_rate(torch.tensor([12.0, 25.0, float("nan")]), 20, "high")
     0.3333333333333333
@@ -65,23 +64,23 @@ def reidentification_top_k(
 ) -> Tensor:
     """1 where the truth is among the k gallery entries nearest to the guess, 0 elsewhere: (N,).
 
-    guess_embeddings (N, D), gallery_embeddings (G, D), gallery_index_of_truth (N,): where in the gallery each guess's
-    truth lies. Distances are Euclidean. An entry exactly as near as the truth counts as nearer, so features that do
-    not tell images apart identify nobody; neither does a guess with a NaN. Chance level is k / G.
+    guess_embeddings (N, D), gallery_embeddings (G, D), gallery_index_of_truth (N,): the gallery index of each guess's
+    truth. Distances are Euclidean. An entry at the same distance as the truth counts as nearer, so constant features
+    identify nobody; neither does a guess with a NaN. Chance level is k / G.
     """
     size = len(gallery_embeddings)
     if not 1 <= k <= size:
         raise UsageError(f"expected k between 1 and the size of the gallery, {size}, got {k}")
     if len(guess_embeddings) != len(gallery_index_of_truth):
         raise UsageError(
-            f"expected the truth's place in the gallery for each guess, "
-            f"got {len(guess_embeddings)} guesses and {len(gallery_index_of_truth)} places"
+            f"expected the gallery index of the truth for each guess, "
+            f"got {len(guess_embeddings)} guesses and {len(gallery_index_of_truth)} indices"
         )
     where = gallery_index_of_truth.to("cpu", torch.long)
     if bool(((where < 0) | (where >= size)).any()):
-        raise UsageError(f"expected places in the gallery in 0..{size - 1}, got {where.tolist()}")
+        raise UsageError(f"expected gallery indices in 0..{size - 1}, got {where.tolist()}")
     guess, gallery = (e.detach().to("cpu", torch.float64).flatten(1) for e in (guess_embeddings, gallery_embeddings))
-    # The fast way through a matrix product rounds too coarsely to tell equal distances.
+    # The faster way, a matrix product, is too inexact to recognise equal distances.
     distances = torch.cdist(guess, gallery, compute_mode="donot_use_mm_for_euclid_dist")
     to_truth = distances.gather(1, where.unsqueeze(1))
     rank = (distances <= to_truth).sum(1)

@@ -1,8 +1,8 @@
-"""Conventions of published code, by name. For comparing with published tables only.
+"""Metrics of published code, by name. For comparing with published tables only.
 
-Each takes guesses and truths (N, C, H, W), nominally in [0, 1], to (N,). Where the published code does not match
-guesses with truths, call the function directly instead of through `score`. Identical images are given an MSE of
-1e-10 of the squared peak, as in `psnr`, where the published code gives infinity.
+Each maps guesses and truths (N, C, H, W), nominally in [0, 1], to (N,). If the published code does not match guesses
+with truths, call the function directly instead of through `score`. Identical images have an MSE of 1e-10 of the squared
+peak, as in `psnr`, where the published code has infinity.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def thesis_mse_255(guess: Tensor, truth: Tensor) -> Tensor:
 def thesis_psnr(guess: Tensor, truth: Tensor) -> Tensor:
     """10 log10(255^2 / MSE) with the MSE on 0..255. For comparing with published tables only.
 
-    Wrong with it: nothing; it equals `psnr` and is here so that the table has a name for its column.
+    Wrong with it: nothing; it equals `psnr`, under the name of the table's column.
     """
     return psnr_of(thesis_mse_255(guess, truth), peak=255)
 
@@ -48,7 +48,7 @@ def thesis_psnr(guess: Tensor, truth: Tensor) -> Tensor:
 def fedkl_rmse(guess: Tensor, truth: Tensor) -> Tensor:
     """The root of the MSE of bytes, printed as "MSE" by FedKL and AdaDefense. For comparing with published tables only.
 
-    Wrong with it: it is the root of what it is called. Images are rounded to the nearest byte.
+    Wrong with it: it is the root of the MSE, not the MSE. Images are rounded to the nearest byte.
     """
     guess, truth = (images.mul(255).round() for images in image_pair(guess, truth))
     return (guess - truth).square().flatten(1).mean(1).sqrt()
@@ -57,7 +57,7 @@ def fedkl_rmse(guess: Tensor, truth: Tensor) -> Tensor:
 def fedkl_psnr(guess: Tensor, truth: Tensor) -> Tensor:
     """10 log10(255^2 / RMSE) of FedKL and AdaDefense. For comparing with published tables only.
 
-    Wrong with it: the RMSE stands where the MSE belongs, which adds 10 log10(RMSE): a "25.74 dB" is 3.35 dB.
+    Wrong with it: the RMSE in place of the MSE, which adds 10 log10(RMSE): a "25.74 dB" is 3.35 dB.
     """
     rmse = fedkl_rmse(guess, truth).clamp_min(255 * MIN_MSE**0.5)
     return 10 * (255**2 / rmse).log10()

@@ -1,7 +1,7 @@
-"""LPIPS: the distance of two images in the feature maps of a trained network, weighted as people judge likeness.
+"""LPIPS: the distance of two images in the feature maps of a trained network, weighted by human judgements.
 
-Two sets of published weights are needed. The heads (LPIPS v0.1) come with torchmetrics. The ImageNet trunk does not; it
-is looked for in the data root, in `lpips_trunks/` or beside it. Without it the metric is unavailable and says why.
+It needs two sets of published weights. The heads (LPIPS v0.1) come with torchmetrics. The ImageNet trunk must be in the
+data root or in its folder `lpips_trunks/`; without it the metric is unavailable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ _CHUNK = 32
 
 
 class LpipsUnavailable(MetricUnavailable):
-    """The weights of LPIPS are missing or are not what they should be."""
+    """The weights of LPIPS are missing or invalid."""
 
 
 class _Conv(NamedTuple):
@@ -48,7 +48,7 @@ class _Pool(NamedTuple):
 
 
 class _Trunk(NamedTuple):
-    """taps: the places in the sequence whose outputs are compared. min_side: smaller images do not reach the last."""
+    """taps: indices of the layers whose outputs are compared. min_side: of the smallest image that reaches the last."""
 
     files: tuple[str, ...]
     layers: tuple[_Conv | _Pool, ...]
@@ -56,7 +56,7 @@ class _Trunk(NamedTuple):
     min_side: int
 
     def build(self) -> nn.Sequential:
-        """The network without values: the meta device draws no random numbers."""
+        """The network without weights, on the meta device, which draws no random numbers."""
         modules: list[nn.Module] = []
         channels = 3
         with torch.device("meta"):
@@ -107,14 +107,15 @@ class _Network(NamedTuple):
 class Lpips(Metric):
     """LPIPS v0.1 with the trunk of AlexNet or VGG16: 0 for identical images, larger for less alike ones.
 
-    net: "alex" or "vgg". root: the data root, which holds `alexnet_features.pth` or `vgg16_features.pth` (the
-    convolutions alone) or torchvision's own files, in `lpips_trunks/` or directly.
+    net: "alex" or "vgg". root: the data root, which holds `alexnet_features.pth` or `vgg16_features.pth` (only
+    convolutions) or torchvision's files, in `lpips_trunks/` or directly.
 
-    Images are clamped to [0, 1], brought to [-1, 1] and scaled by LPIPS's layer; one channel is repeated to three.
-    Nothing is resized, unless a side is shorter than the trunk can take (31 pixels for AlexNet, 16 for VGG16): then
-    the image is enlarged bilinearly, just enough, its proportions kept. Scores depend on the size at which an image
-    is judged, so compare them only between images of one size. On 32 x 32 pixels AlexNet tells little apart: unrelated
-    CIFAR-10 images are 0.2 apart, as is an image from its blur of 5 x 5 pixels; VGG16 gives 0.65 and 0.32.
+    Images are clamped to [0, 1], mapped to [-1, 1] and scaled by LPIPS's layer; one channel is repeated to three. Only
+    an image with a side below the trunk's minimum (31 pixels for AlexNet, 16 for VGG16) is resized: enlarged bilinearly
+    to
+    it, with its proportions. Scores depend on the image size, so compare only images of the same size. At 32 x 32
+    pixels AlexNet discriminates little: the distance of unrelated CIFAR-10 images is 0.2, and so is that of an image
+    and its blur of 5 x 5 pixels; VGG16 gives 0.65 and 0.32.
 
     Reference: Zhang, Isola, Efros, Shechtman, Wang, The Unreasonable Effectiveness of Deep Features as a Perceptual
     Metric, CVPR 2018.
@@ -131,7 +132,7 @@ class Lpips(Metric):
         object.__setattr__(self, "name", f"lpips_{self.net}")
 
     def available(self) -> str | None:
-        """None when the metric can be computed, or else the reason why it cannot. Reads the weights."""
+        """None if the metric can be computed, else the reason why not. Reads the weights."""
         try:
             _ = self._network
         except LpipsUnavailable as error:
@@ -160,7 +161,7 @@ class Lpips(Metric):
         return _Network(trunk.requires_grad_(False).eval(), by_tap)
 
     def _inputs(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] as the trunk takes them: three channels, large enough, scaled."""
+        """Images in [0, 1] as inputs of the trunk: three channels, at least the minimum size, scaled."""
         channels, *sides = images.shape[1:]
         if channels not in (1, 3):
             raise UsageError(f"expected images of 1 or 3 channels for LPIPS, got {channels}")
@@ -185,7 +186,7 @@ class Lpips(Metric):
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Each position's channels at length 1; all zeros stay zeros."""
+    """Features with the channels of each position scaled to norm 1; zeros stay zeros."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
@@ -210,7 +211,7 @@ def _head_file(net: str) -> Path:
     raise LpipsUnavailable(f"expected torchmetrics with its file lpips_models/{net}.pth, found none; reinstall it")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Tensor]:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:

@@ -1,7 +1,7 @@
-"""Which guess stands for which truth: decided once per batch, by one cost, before any metric is computed.
+"""Matching of guesses to truths: once per batch, by one cost, before any metric is computed.
 
-An update does not tell the order of a batch, so neither can a guess. Matching afresh for every metric, or letting
-several guesses claim one truth, would flatter the attack.
+An update does not contain the order of a batch, so neither can a guess. A new matching for every metric, or several
+guesses for one truth, would overrate the attack.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import GREY
 from leaktight.core.protocols import Metric
 from leaktight.metrics.image import as_images
 
 Cost = Callable[[Tensor, Tensor], Tensor]
-"""Guesses (G, C, H, W) and truths (T, C, H, W) to the cost (G, T) of each pair."""
+"""Maps guesses (G, C, H, W) and truths (T, C, H, W) to the cost (G, T) of each pair."""
 
 NO_GUESS = -1
 _SIGN = {"low": 1.0, "high": -1.0}
-_GREY = 0.5
 
 
 def mse_cost(guess: Tensor, truth: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def mse_cost(guess: Tensor, truth: Tensor) -> Tensor:
 
 
 def pairwise(metric: Metric) -> Cost:
-    """A metric as a cost: its score of every pair, negated where high scores leak. Takes G x T evaluations."""
+    """A metric as a cost: its score of every pair, negated if high scores leak. Takes G x T evaluations."""
 
     def cost(guess: Tensor, truth: Tensor) -> Tensor:
         rows = [metric(one.expand_as(truth), truth) for one in guess.unsqueeze(1)]
@@ -46,17 +45,19 @@ _COSTS: dict[str, Cost] = {"mse": mse_cost}
 
 
 def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> Tensor:
-    """For each truth the place of its guess, (T,), such that the total cost is least; -1 where a truth has no guess.
+    """The index of the guess of each truth (T,), for the smallest total cost; -1 for a truth without a guess.
 
-    No guess serves two truths. With fewer guesses than truths some truths stay without; with more, surplus guesses are
-    dropped, so that an attack with many guesses gets the benefit of the best: give equal counts to compare attacks. A
-    pair whose cost is not finite is taken only when nothing else is left.
+    No guess has two truths. With fewer guesses than truths some truths have none; with more, the worst guesses are
+    dropped, so compare attacks with equal numbers of guesses. A pair whose cost is not finite is matched only if no
+    other is left.
     """
     if guess.ndim != 4 or truth.ndim != 4 or guess.shape[1:] != truth.shape[1:]:
         raise UsageError(
             f"expected guesses and truths (N, C, H, W) of one image shape, "
             f"got {tuple(guess.shape)} and {tuple(truth.shape)}"
         )
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     assignment = torch.full((len(truth),), NO_GUESS)
     if not len(guess) or not len(truth):
         return assignment
@@ -69,9 +70,9 @@ def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> 
 
 
 def align(guess: Tensor, truth: Tensor, assignment: Tensor) -> Tensor:
-    """The guesses in the order of the truths, mid-grey where a truth has none."""
+    """The guesses in the order of the truths; mid-grey for a truth without a guess."""
     found = assignment != NO_GUESS
-    aligned = torch.full_like(truth, _GREY, dtype=guess.dtype, device=guess.device)
+    aligned = torch.full_like(truth, GREY, dtype=guess.dtype, device=guess.device)
     aligned[found.to(guess.device)] = guess[assignment[found].to(guess.device)]
     return aligned
 
@@ -81,15 +82,15 @@ def score(
 ) -> dict[str, Tensor]:
     """Match once, then compute every metric: (T,) scores in the order of the truths, by the name of the metric.
 
-    A truth without a guess is scored as if the guess were a mid-grey image, which says nothing about it: left out, it
-    would raise the mean of an attack that guesses only the easy ones. `match` tells which truths these are.
+    A truth without a guess is scored with a mid-grey image: without that score, the mean would favour an attack that
+    guesses only easy examples. `match` returns which truths these are.
     """
     aligned = align(guess, truth, match(guess, truth, cost))
     return {metric.name: metric(aligned, truth) for metric in metrics}
 
 
 def _finite(costs: Tensor) -> Tensor:
-    """Costs that are not finite, replaced by one that outweighs any assignment without them."""
+    """The costs, with those that are not finite replaced by one above the total of any assignment without them."""
     usable = costs[costs.isfinite()]
     if usable.numel() == costs.numel():
         return costs

@@ -1,4 +1,4 @@
-"""What a metric is to the catalogue: a name, which way it leaks, one line about it, and how to build it."""
+"""The catalogue's entry of a metric: which scores leak, a description, and how to build it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Literal
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Metric
 
 LeaksWhen = Literal["high", "low"]
 Extract = Callable[[Tensor], Tensor]
-"""Images (N, C, H, W) to features (N, ...)."""
+"""Maps images (N, C, H, W) to features (N, ...)."""
 
 
 class MetricUnavailable(UsageError):
-    """A metric that lacks something it cannot do without; the message says what and how to supply it."""
+    """A metric that cannot be computed; the message says what is missing and how to supply it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What metrics may need beside guess and truth.
+    """Inputs of metrics beside guess and truth.
 
-    root: the folder below which data sets and weights lie. extract: images to the input of the final linear layer.
+    root: the folder of data sets and weights. extract: maps images to the input of the final linear layer.
     """
 
     root: Path
@@ -34,7 +35,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionMetric(Metric):
-    """A pure function (guess, truth) -> (N,) under a name."""
+    """A pure function (guess, truth) -> (N,) with a name."""
 
     name: str
     leaks_when: LeaksWhen
@@ -46,9 +47,10 @@ class FunctionMetric(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSpec:
-    """A line of the catalogue.
+    """An entry of the catalogue.
 
     judges: what the metric is given, twice: images, or the labels of a batch.
+    takes: the kinds of input that it can judge the guesses of.
     legacy: a convention of published code, for comparing with published tables only.
     build: makes the metric; raises `MetricUnavailable` where something is missing.
     """
@@ -57,4 +59,5 @@ class MetricSpec:
     description: str
     build: Callable[[Resources], Metric]
     judges: Literal["images", "labels"] = "images"
+    takes: frozenset[type[Inputs]] = ONLY_IMAGES
     legacy: bool = False

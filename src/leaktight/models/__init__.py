@@ -1,4 +1,4 @@
-"""Victim networks. Settings build a network; the normalisation of its inputs lives inside it."""
+"""Networks to attack. Settings build a network; it normalises its inputs itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MODELS: Mapping[str, type[Network]] = {
     "cnn6": Cnn6,
     "crnn": Crnn,
 }
-"""The catalogue of networks. A network of the user's own is a `UserModel`."""
+"""The catalogue of networks. A user's own network is a `UserModel`."""
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -1,10 +1,9 @@
-"""PRECODE's variational bottleneck, put before the last linear layer of any network."""
+"""PRECODE's variational bottleneck before the last linear layer of a network."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,11 +14,10 @@ from leaktight.models.surgery import final_linear
 
 
 class VariationalBottleneck(nn.Module):
-    """Encodes features (N, ..., F) as normal distributions, draws from them, and decodes what was drawn to (N, ..., F).
+    """Encodes features (N, ..., F) as normal distributions, samples them, and decodes the samples to (N, ..., F).
 
-    The noise comes from the client's secret stream (`core.rng.secret_model`), in training and in evaluation.
-    `take_divergence` gives how far the
-    distributions of the last call are from N(0, 1): (N,), in bits.
+    The noise is from the client's secret stream (`core.rng.secret_model`), in training and in evaluation.
+    `take_divergence` returns the KL divergence of the distributions of the last call from N(0, 1): (N,), in bits.
     """
 
     def __init__(self, features: int, latent_size: int) -> None:
@@ -37,18 +35,18 @@ class VariationalBottleneck(nn.Module):
         return decoded
 
     def draw(self, like: Tensor) -> Tensor:
-        """The noise of one call."""
+        """The noise of one forward pass."""
         return drawn_like(like)
 
     def take_divergence(self) -> Tensor:
-        """The divergence of the last call, once: a tensor that stays behind would keep its graph alive."""
+        """The divergence of the last call. It is removed here, because it would keep its graph in memory."""
         divergence, self._divergence = self._divergence, None
         assert divergence is not None
         return divergence
 
 
 class BottleneckedLinear(nn.Module):
-    """A linear layer that sees its input through a variational bottleneck; registered in the order of running."""
+    """A variational bottleneck and a linear layer."""
 
     def __init__(self, bottleneck: VariationalBottleneck, linear: nn.Linear) -> None:
         super().__init__()
@@ -61,9 +59,9 @@ class BottleneckedLinear(nn.Module):
 
 
 def insert_bottleneck(model: nn.Module, latent_size: int, penalty_weight: float, *, rng: Rng) -> nn.Module:
-    """Put a bottleneck before the linear layer registered last, in place; the model then returns `Penalised`.
+    """Insert a bottleneck before the linear layer registered last, in place; the model then returns `Penalised`.
 
-    The layer's own tensors move to `<name>.linear`.
+    The layer is then called `<name>.linear`.
     """
     name, linear = final_linear(model)
     with global_seed(rng):
@@ -79,12 +77,12 @@ def insert_bottleneck(model: nn.Module, latent_size: int, penalty_weight: float,
 
 @dataclass(frozen=True)
 class _Penalise:
-    """A hook on the whole model that joins the divergence to its outputs; finds the layer by name, in copies too."""
+    """A forward hook that adds the divergence to the outputs; finds the layer by name, so that it works in copies."""
 
     layer: str
     weight: float
 
-    def __call__(self, model: nn.Module, inputs: Any, outputs: Any) -> Penalised:
+    def __call__(self, model: nn.Module, inputs: object, outputs: Tensor) -> Penalised:
         layer = model.get_submodule(self.layer)
         assert isinstance(layer, BottleneckedLinear)
         return Penalised(outputs, self.weight * layer.bottleneck.take_divergence())

@@ -1,4 +1,4 @@
-"""The convolutional recurrent network that reads words."""
+"""The convolutional recurrent network for word recognition."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.kernels import quick_kernels
-from leaktight.core.types import ImageShape
 from leaktight.models.source import Network, require_positive
 
-_NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # of Keras; PyTorch counts momentum from the other end
+_NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # Keras's values; PyTorch's momentum is 1 - Keras's
 
 
 class BidirectionalLstm(nn.Module):
-    """(N, T, in_features) to (N, T, 2 * units): an LSTM from each end, both in one loop, gates in PyTorch's order.
+    """A bidirectional LSTM, (N, T, in_features) to (N, T, 2 * units), with gates in PyTorch's order.
 
-    Written out, because PyTorch's own cannot be mapped over a batch in double precision; where it need not be, the
-    same parameters go through PyTorch's kernel.
+    Computed step by step, because PyTorch's kernel does not support `vmap` in double precision; the kernel is used,
+    with the same parameters, where `quick_kernels` allows it.
     """
 
     def __init__(self, in_features: int, units: int) -> None:
@@ -38,7 +38,7 @@ class BidirectionalLstm(nn.Module):
         return self._by_kernel(inputs) if quick_kernels() else self._step_by_step(inputs)
 
     def _by_kernel(self, inputs: Tensor) -> Tensor:
-        unused = torch.zeros_like(self.bias[0])  # PyTorch has a second bias
+        unused = torch.zeros_like(self.bias[0])  # PyTorch's LSTM has a second bias
         weights = [
             tensor
             for direction in range(2)
@@ -65,13 +65,13 @@ class BidirectionalLstm(nn.Module):
 
 
 class ColumnReader(nn.Module):
-    """Convolutions, then the columns through two bidirectional LSTMs; log-probabilities of characters per column."""
+    """Convolutions and two bidirectional LSTMs over the columns; log-probabilities of characters per column."""
 
-    def __init__(self, normalize: nn.Module, shape: ImageShape, num_outputs: int, *, width: int, units: int) -> None:
+    def __init__(self, normalize: nn.Module, inputs: Images, num_outputs: int, *, width: int, units: int) -> None:
         super().__init__()
         self.normalize = normalize
         self.features = nn.Sequential(
-            *_convolution(shape.channels, width),
+            *_convolution(inputs.channels, width),
             nn.MaxPool2d(2),
             *_convolution(width, 2 * width),
             nn.MaxPool2d(2),
@@ -87,7 +87,7 @@ class ColumnReader(nn.Module):
         )
         self.norm = nn.BatchNorm1d(8 * width, eps=_NORM_EPS, momentum=_NORM_MOMENTUM)
         self.rnn = nn.Sequential(
-            BidirectionalLstm(8 * width * (shape.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
+            BidirectionalLstm(8 * width * (inputs.height // 16 - 1), units), BidirectionalLstm(2 * units, units)
         )
         self.classifier = nn.Linear(2 * units, num_outputs)
         for module in self.modules():
@@ -98,7 +98,7 @@ class ColumnReader(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         maps = self.features(self.normalize(inputs))
         # Three dimensions, not four: on the CPU the backward of BatchNorm2d is silently wrong for maps of height 1
-        # whose gradient is laid out as this transposition leaves it (PyTorch 2.13).
+        # whose gradient has the memory layout of this transposition (PyTorch 2.13).
         maps = self.norm(maps.flatten(2)).view_as(maps)
         columns = maps.flatten(1, 2).transpose(1, 2)
         outputs: Tensor = self.classifier(self.rnn(columns)).log_softmax(-1)
@@ -130,10 +130,12 @@ class Crnn(Network):
         super().__post_init__()
         require_positive(width=self.width, units=self.units)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        if shape.height < 32 or shape.width < 8:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        if inputs.height < 32 or inputs.width < 8:
             raise ModelError(
-                f"expected images of 32x8 or more for crnn, got {shape.height}x{shape.width}; "
+                f"expected images of 32x8 or more for crnn, got {inputs.height}x{inputs.width}; "
                 "scale words to a height of 32, as in the paper (32x100)"
             )
-        return ColumnReader(self.normalizer(shape.channels), shape, num_classes + 1, width=self.width, units=self.units)
+        return ColumnReader(
+            self.normalizer(inputs.channels), inputs, num_classes + 1, width=self.width, units=self.units
+        )

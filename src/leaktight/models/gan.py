@@ -1,7 +1,6 @@
-"""Image generators from files: networks that make images of latent vectors, for attacks that search among images.
+"""Image generators from files: networks from latent vectors to images, for attacks that search latents.
 
-A generator is settings (`GeneratorSource`, the catalogue's `generators`) until it is loaded; then it is a network with
-its weights, and a pure function of weights and latents.
+`GeneratorSource` (the catalogue's `generators`) are the settings; `read` loads the network with its weights.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Images
 from leaktight.core.own import check_target
 from leaktight.core.tensors import buffers_of, cloned
-from leaktight.core.types import ImageShape, Params
+from leaktight.core.types import Params
 from leaktight.models.initialise import load_weights, read_weights
 from leaktight.models.source import reason, require_choice, require_positive
 from leaktight.models.user import built_by
@@ -39,16 +39,16 @@ _TO_UNIT: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Generator:
-    """A network that makes images of latents (N, `latent`), with its weights, in evaluation mode.
+    """A network from latents (N, `latent`) to images, with its weights, in evaluation mode.
 
-    shape: of its images. num_classes: how many classes it can be asked for, None where it takes latents alone.
+    makes: its images. num_classes: how many classes it can be asked for, None where it takes latents alone.
     output: the range of its pixels, "tanh" [-1, 1] or "unit" [0, 1].
     weights, statistics: its parameters and its buffers by name.
     """
 
     network: nn.Module
     latent: int
-    shape: ImageShape
+    makes: Images
     num_classes: int | None = None
     output: Output = "tanh"
 
@@ -61,9 +61,9 @@ class Generator:
         return cloned(buffers_of(self.network))
 
     def images(self, weights: Params, statistics: Params, latents: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Images (N, C, H, W) in [0, 1]: a pure function of tensors. labels (N,): of a class-conditional generator."""
-        asked = (latents,) if self.num_classes is None else (latents, labels)
-        made: Tensor = functional_call(self.network, (dict(weights), dict(statistics)), asked)
+        """Images (N, C, H, W) in [0, 1]: a pure function of tensors. labels (N,): for a class-conditional generator."""
+        inputs = (latents,) if self.num_classes is None else (latents, labels)
+        made: Tensor = functional_call(self.network, (dict(weights), dict(statistics)), inputs)
         return _TO_UNIT[self.output](made).clamp(0, 1)
 
     def sample(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -71,16 +71,16 @@ class Generator:
         with torch.no_grad():
             return self.images(self.weights, self.statistics, latents, labels)
 
-    def fitted(self, images: Tensor, shape: ImageShape) -> Tensor:
+    def fitted(self, images: Tensor, wanted: Images) -> Tensor:
         """Its images at the size of others, by the mean over areas, as GGL makes 224 of 256 pixels."""
-        return images if self.shape == shape else F.interpolate(images, size=tuple(shape)[1:], mode="area")
+        return images if self.makes == wanted else F.interpolate(images, size=wanted.shape[1:], mode="area")
 
-    def check_fits(self, shape: ImageShape, num_classes: int) -> None:
-        """Raise ModelError unless it can make images of `shape`, and of all classes where it is asked for classes."""
-        sides = zip(tuple(self.shape)[1:], tuple(shape)[1:], strict=True)
-        if self.shape.channels != shape.channels or any(own < wanted for own, wanted in sides):
+    def check_fits(self, wanted: Images, num_classes: int) -> None:
+        """Raise ModelError unless it can make the images `wanted`, and of all classes where it is asked for classes."""
+        sides = zip(self.makes.shape[1:], wanted.shape[1:], strict=True)
+        if self.makes.channels != wanted.channels or any(own < side for own, side in sides):
             raise ModelError(
-                f"expected a generator of images of {_by(shape)}, got one of {_by(self.shape)}; scale the data or "
+                f"expected a generator of images of {wanted}, got one of {self.makes}; scale the data or "
                 "train a generator for them (leaktight generator train)"
             )
         if self.num_classes is not None and self.num_classes < num_classes:
@@ -91,7 +91,7 @@ class Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSource(ABC):
-    """Settings that name a generator."""
+    """Settings of a generator."""
 
     @abstractmethod
     def read(self) -> Generator:
@@ -102,7 +102,7 @@ class GeneratorSource(ABC):
 class Dcgan(GeneratorSource):
     """DCGAN of any size from a file: `leaktight generator train` writes such files, PyTorch's example does too.
 
-    path: .pth, .pt, .ckpt or .safetensors. Latent size, widths and the size of its images are read off the weights.
+    path: .pth, .pt, .ckpt or .safetensors. The weights determine the sizes of latents, layers and images.
     Reference: Radford et al., Unsupervised Representation Learning with DCGANs, ICLR 2016.
     """
 
@@ -119,7 +119,7 @@ class Dcgan(GeneratorSource):
         latent, *start = (kernels[0].shape[place] for place in (0, 2, 3))
         widths = [kernel.shape[0] for kernel in kernels[1:]]
         sides = [side * 2 ** len(widths) for side in start]
-        shape = _noted_shape(path) or ImageShape(kernels[-1].shape[1], *sides)
+        shape = _noted_shape(path) or Images(kernels[-1].shape[1], *sides)
         network = DcganNetwork(latent, widths, shape)
         load_weights(network, path)
         return _ready(network, latent, f"the DCGAN in {path}")
@@ -145,7 +145,7 @@ class MlpGan(GeneratorSource):
                 f"expected linear layers that end in {math.prod(self.shape)} outputs in {self.path}, got "
                 f"{[tuple(size) for size in sizes]}; set shape to that of the images"
             )
-        network = MlpNetwork([sizes[0][1], *(size[0] for size in sizes)], ImageShape(*self.shape))
+        network = MlpNetwork([sizes[0][1], *(size[0] for size in sizes)], Images(*self.shape))
         load_weights(network.layers, self.path)
         return _ready(network, sizes[0][1], f"the network in {self.path}")
 
@@ -155,8 +155,8 @@ class OwnGenerator(GeneratorSource):
     """A generator of your own: the network that a function returns, with weights from a file.
 
     target: "package.module:function", which gets `latent` and `num_classes` if it has parameters of these names. The
-    network takes latents (N, latent) from N(0, 1), and class numbers (N,) after them if `num_classes` is set, and
-    returns images (N, C, H, W). path: its weights; empty, the function has loaded them itself.
+    network takes latents (N, latent) from N(0, 1), then class numbers (N,) if `num_classes` is set, and returns images
+    (N, C, H, W). path: its weights; empty if the function loads them.
     latent: the length of a latent. output: its pixels are in [-1, 1] ("tanh") or in [0, 1] ("unit").
     """
 
@@ -181,19 +181,19 @@ class OwnGenerator(GeneratorSource):
 class DcganNetwork(nn.Module):
     """Latents (N, L) to images (N, C, H, W) in [-1, 1]: transposed convolutions, each doubles the sides.
 
-    widths: the channels after each layer but the last. Where the sides are no multiple of 2^len(widths), the centre is
-    cut out.
+    widths: the channels after each layer but the last. If the sides are not multiples of 2^len(widths), the centre is
+    cropped.
     """
 
-    def __init__(self, latent: int, widths: Sequence[int], shape: ImageShape) -> None:
+    def __init__(self, latent: int, widths: Sequence[int], inputs: Images) -> None:
         super().__init__()
-        start = [math.ceil(side / 2 ** len(widths)) for side in shape[1:]]
+        start = [math.ceil(side / 2 ** len(widths)) for side in inputs.shape[1:]]
         layers = [nn.ConvTranspose2d(latent, widths[0], (start[0], start[1]), bias=False), *_normed(widths[0])]
         for before, after in pairwise(widths):
             layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False), *_normed(after)]
-        layers += [nn.ConvTranspose2d(widths[-1], shape.channels, 4, stride=2, padding=1, bias=False), nn.Tanh()]
+        layers += [nn.ConvTranspose2d(widths[-1], inputs.channels, 4, stride=2, padding=1, bias=False), nn.Tanh()]
         self.main = nn.Sequential(*layers)
-        self.size = shape[1:]
+        self.size = inputs.shape[1:]
 
     def forward(self, latents: Tensor) -> Tensor:
         images: Tensor = self.main(latents[:, :, None, None])
@@ -208,13 +208,13 @@ def _normed(width: int) -> list[nn.Module]:
 class MlpNetwork(nn.Module):
     """Latents (N, L) to images (N, C, H, W) in [-1, 1] by linear layers of these sizes."""
 
-    def __init__(self, sizes: Sequence[int], shape: ImageShape) -> None:
+    def __init__(self, sizes: Sequence[int], inputs: Images) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1], nn.Tanh())
-        self.shape = shape
+        self.shape = inputs.shape
 
     def forward(self, latents: Tensor) -> Tensor:
         images: Tensor = self.layers(latents)
@@ -222,36 +222,32 @@ class MlpNetwork(nn.Module):
 
 
 def _in_order(stored: Params) -> list[Tensor]:
-    """The tensors by the numbers in their names; files of safetensors have an order of their own."""
+    """The tensors, sorted by the numbers in their names, because safetensors files have another order."""
     return [stored[name] for name in sorted(stored, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
 
 
-def _noted_shape(path: Path) -> ImageShape | None:
+def _noted_shape(path: Path) -> Images | None:
     """The size of images that the file's own notes give, if it has any."""
     if path.suffix.lower() != ".safetensors":
         return None
     with safe_open(path, "pt") as file:
         shape = (file.metadata() or {}).get("shape")
-    return None if shape is None else ImageShape(*(int(side) for side in shape.split(",")))
+    return None if shape is None else Images(*(int(side) for side in shape.split(",")))
 
 
 def _ready(
     network: nn.Module, latent: int, what: str, num_classes: int | None = None, output: Output = "tanh"
 ) -> Generator:
-    """The generator, tried out on two latents."""
+    """The generator, after a test with two latents."""
     network = network.eval().requires_grad_(False)
-    tried = (torch.zeros(2, latent), *(() if num_classes is None else (torch.zeros(2, dtype=torch.long),)))
+    inputs = (torch.zeros(2, latent), *(() if num_classes is None else (torch.zeros(2, dtype=torch.long),)))
     wants = f"latents (N, {latent})" + ("" if num_classes is None else " and classes (N,)")
     with torch.no_grad():
         try:
-            made = network(*tried)
+            made = network(*inputs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(f"expected {what} to take {wants}, got an error: {reason(error)}; check latent") from error
     if not isinstance(made, Tensor) or made.ndim != 4 or len(made) != 2:
         got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise ModelError(f"expected {what} to make images (2, C, H, W) of two latents, got {got}; return images alone")
-    return Generator(network, latent, ImageShape(*made.shape[1:]), num_classes, output)
-
-
-def _by(shape: ImageShape) -> str:
-    return "x".join(str(side) for side in shape)
+    return Generator(network, latent, Images(*made.shape[1:]), num_classes, output)

@@ -1,4 +1,4 @@
-"""The untrained generator of GRNN, which doubles a 4x4 map up to the resolution of the images."""
+"""The untrained generator of GRNN, from a 4x4 map to images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 
 SMALLEST, LARGEST = 32, 256
 """Resolutions at which images are generated: powers of two between these."""
@@ -19,20 +19,19 @@ class GrnnGenerator(nn.Module):
     """From noise (N, latent) to images (N, C, H, W) in [0, 1].
 
     The noise becomes a 4x4 map (transposed convolution, GLU). Every block doubles it (nearest neighbour, convolution of
-    3x3 without bias, batch norm, GLU) and halves the channels; 32 are left before the last. It has no state: batch norm
-    uses the statistics of the batch.
-    Images of a size that is no power of two are cut from the middle of the next larger square.
+    3x3 without bias, batch norm, GLU) and halves the channels, to 32 before the last. It has no state: batch norm uses
+    the statistics of the batch. Images whose size is not a power of two are cropped from the next larger square.
     Reference: Ren et al., GRNN: Generative Regression Neural Network, ACM TIST 2022, section 3.2 and published code.
     """
 
-    def __init__(self, latent: int, shape: ImageShape) -> None:
+    def __init__(self, latent: int, inputs: Images) -> None:
         super().__init__()
-        self.size = shape.height, shape.width
-        doublings = resolution(shape).bit_length() - 3  # from 4x4
+        self.size = inputs.height, inputs.width
+        doublings = resolution(inputs).bit_length() - 3  # from 4x4
         widths = [_LAST_WIDTH << step for step in reversed(range(doublings))]
         self.first = nn.Sequential(nn.ConvTranspose2d(latent, 2 * widths[0], 4), nn.GLU(1))
         self.blocks = nn.Sequential(
-            *(_doubling(before, 2 * after) for before, after in pairwise((*widths, shape.channels)))
+            *(_doubling(before, 2 * after) for before, after in pairwise((*widths, inputs.channels)))
         )
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -42,9 +41,9 @@ class GrnnGenerator(nn.Module):
         return drawn[:, :, top : top + height, left : left + width]
 
 
-def resolution(shape: ImageShape) -> int:
-    """The power of two at which images of this shape are generated."""
-    longest = max(shape.height, shape.width)
+def resolution(inputs: Images) -> int:
+    """The power of two at which images of this size are generated."""
+    longest = max(inputs.height, inputs.width)
     if longest > LARGEST:
         raise ModelError(f"expected images of at most {LARGEST}x{LARGEST} pixels for GRNN, got {longest}; resize them")
     return max(SMALLEST, 1 << (longest - 1).bit_length())

@@ -1,15 +1,14 @@
-"""The imprint module of Robbing the Fed: a malicious server puts it before the first layer of a network."""
+"""The imprint module of Robbing the Fed, which a malicious server inserts before the first layer."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Inputs
 
 NAME = "imprint"
 
@@ -17,12 +16,12 @@ NAME = "imprint"
 class Imprint(nn.Module):
     """A linear layer to as many units as there are bins, an activation, and a linear layer back to an image.
 
-    top: where units stop rising (Hardtanh from 0); None: nowhere (ReLU).
+    top: the largest output of a unit (Hardtanh from 0); None: no limit (ReLU).
     """
 
-    def __init__(self, shape: ImageShape, num_bins: int, top: float | None = None) -> None:
+    def __init__(self, inputs: Inputs, num_bins: int, top: float | None = None) -> None:
         super().__init__()
-        size = shape.channels * shape.height * shape.width
+        size = inputs.size
         self.into = nn.Linear(size, num_bins)
         self.activation = nn.ReLU() if top is None else nn.Hardtanh(0.0, top)
         self.back = nn.Linear(num_bins, size)
@@ -34,16 +33,16 @@ class Imprint(nn.Module):
 
 @dataclass(frozen=True)
 class _First:
-    """A hook before the whole model; finds the module by name, in copies too."""
+    """A forward pre-hook of the model; it finds the module by name, so that it works in copies."""
 
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, model: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
         return (model.get_submodule(NAME)(inputs[0]), *inputs[1:])
 
 
-def with_imprint(model: nn.Module, shape: ImageShape, num_bins: int, top: float | None = None) -> nn.Module:
+def with_imprint(model: nn.Module, inputs: Inputs, num_bins: int, top: float | None = None) -> nn.Module:
     """A copy that sees its images through an imprint module. All other names stay as they are.
 
-    The module is registered first, as it runs first.
+    num_bins, top: of the `Imprint`.
     """
     if any(name == NAME for name, _ in model.named_children()):
         raise ModelError(f"expected a model without a part named {NAME!r}, got one that has it")
@@ -51,7 +50,7 @@ def with_imprint(model: nn.Module, shape: ImageShape, num_bins: int, top: float 
     parts = dict(changed.named_children())
     for name in parts:
         delattr(changed, name)
-    for name, part in {NAME: Imprint(shape, num_bins, top), **parts}.items():
+    for name, part in {NAME: Imprint(inputs, num_bins, top), **parts}.items():
         changed.add_module(name, part)
     changed.register_forward_pre_hook(_First())
     return changed

@@ -1,4 +1,4 @@
-"""From settings to a network with weights: PyTorch's own, wide ones, or those of a file."""
+"""Build a network from settings and initialise its weights, or read them from a file."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Inputs
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.types import ImageShape
 from leaktight.models.source import ModelSource, reason
 
 WIDE = 0.5
 
 
 def build_model(
-    source: ModelSource, shape: ImageShape, num_classes: int, *, init: str | Path = "default", rng: Rng
+    source: ModelSource, inputs: Inputs, num_classes: int, *, init: str | Path = "default", rng: Rng
 ) -> nn.Module:
-    """The network of `source` for images of `shape`, the same for the same `rng`.
+    """The network of `source` for such inputs, the same for the same `rng`.
 
     init: "default", the initialisation that the network defines; "wide", every parameter from U(-0.5, 0.5); "kaiming",
-    He's normal weights and no biases, which learn faster at small learning rates; or a file of weights.
+    He's normal weights and zero biases, which learn faster at small learning rates; or a file of weights.
     """
     with global_seed(rng.child("build")):
-        model = source.build(shape, num_classes)
+        model = source.build(inputs, num_classes)
     if (change := _INITS.get(str(init))) is not None:
         change(model, rng.child("init"))
     elif Path(init).is_file():
@@ -42,7 +42,8 @@ def build_model(
 
 def initialise_wide(model: nn.Module, rng: Rng) -> None:
     """Overwrite every parameter of `model` with U(-0.5, 0.5): weights and biases, and the scales and shifts of batch
-    norm too, as GRNN does. Large weights keep sigmoids from flattening the gradient, so DLG and its kin converge.
+    norm too, as GRNN does. With large weights sigmoids do not flatten the gradient, so DLG and similar attacks
+    converge.
     """
     generator = rng.public()
     with torch.no_grad():
@@ -65,8 +66,8 @@ def initialise_kaiming(model: nn.Module, rng: Rng) -> None:
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Overwrite the parameters and buffers of `model` with those of a .pt, .pth, .th, .ckpt or .safetensors file.
 
-    The names must be the model's own, with or without "module." before them. Nothing changes unless all fit; only the
-    batch counters of old files may be missing.
+    The names must be those of the model, with or without the prefix "module.". Nothing changes unless all fit; only
+    batch counters may be missing, as in old files.
     """
     path = Path(path)
     stored = read_weights(path)
@@ -89,7 +90,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def _default(model: nn.Module, rng: Rng) -> None:
-    """What `build` has drawn stays."""
+    """Keep the weights that `build` drew."""
 
 
 _INITS: Mapping[str, Callable[[nn.Module, Rng], None]] = {
@@ -118,7 +119,7 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, without wrapping and without the prefix of DataParallel."""
+    """The tensors of a file by name, without an outer "state_dict" and without DataParallel's prefix."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ModelError(f"expected a file of weights ending in {', '.join(_READERS)}, got {path}; convert it")
@@ -128,7 +129,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"expected a file of weights at {path}, got none; check the path") from None
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
         raise ModelError(
-            f"cannot read weights from {path}: {reason(error)}; save a state dict of tensors alone"
+            f"cannot read weights from {path}: {reason(error)}; save a state dict with only tensors"
         ) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]

@@ -1,14 +1,14 @@
-"""FedKL's key-lock module: a normalisation without scale and shift of its own, and a lock that makes both from a key.
+"""FedKL's key-lock module: a normalisation without scale and shift, and a lock that computes both from a key.
 
-The normalisation belongs to the network that all share (`normalise_blocks`); the lock is added where the key is
-(`lock_blocks`). Both hang below the layer that they follow, so no shared tensor changes its name.
+The normalisation is part of the shared network (`normalise_blocks`); a client adds the lock (`lock_blocks`). Both are
+children of the layer before them, so that no shared tensor changes its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class KeyLock(nn.Module):
 
 
 class ScaleShift(nn.Module):
-    """scale * x + shift per channel of x (N, C, ...): what a lock does, for somebody who has neither lock nor key."""
+    """scale * x + shift per channel of x (N, C, ...): the effect of a lock, for an attacker without lock and key."""
 
     scale: Tensor
     shift: Tensor
@@ -74,8 +74,8 @@ class ScaleShift(nn.Module):
 def normalise_blocks(model: nn.Module, blocks: Blocks) -> None:
     """Give the first convolution (or all) a batch norm without scale and shift, in place.
 
-    A batch norm that follows the convolution loses its scale and shift; where there is none, one is added below the
-    convolution. Doing it twice changes nothing. Layers count in the order of registration.
+    A batch norm after the convolution loses its scale and shift; if there is none, one is added as a child of the
+    convolution. A second call changes nothing. Layers are in the order of registration.
     """
     for block in _chosen(model, blocks):
         if block.norm is None:
@@ -89,9 +89,9 @@ def normalise_blocks(model: nn.Module, blocks: Blocks) -> None:
 
 
 def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified: bool, rng: Rng) -> list[str]:
-    """Put a lock after each of the norms that `normalise_blocks` made, in place; the names of these norms.
+    """Add a lock to each of the norms of `normalise_blocks`, in place. Returns the names of these norms.
 
-    One key from U(0, 1) serves all locks; their weights are drawn as PyTorch does.
+    All locks have the same key, from U(0, 1); their weights have PyTorch's default initialisation.
     """
     drawn = torch.from_numpy(rng.child("key").secret().uniform(key_length, np.float32))
     names = []
@@ -110,7 +110,7 @@ def lock_blocks(model: nn.Module, blocks: Blocks, *, key_length: int, rectified:
 
 
 def scale_blocks(model: nn.Module, blocks: Blocks) -> list[ConvBlock]:
-    """Put a `ScaleShift` where `lock_blocks` would put a lock, in place; the blocks concerned.
+    """Add a `ScaleShift` in place of each lock of `lock_blocks`, in place. Returns the changed blocks.
 
     Its buffers are `<norm>.lock.scale` and `<norm>.lock.shift`.
     """
@@ -142,17 +142,17 @@ def _plain_norm(conv: nn.Module) -> nn.Module:
 
 
 def _follow(layer: nn.Module, name: str, successor: nn.Module) -> None:
-    """Run `successor` on everything that `layer` gives; it becomes the layer's child `name`."""
+    """Run `successor` on the outputs of `layer`, as its child `name`."""
     layer.add_module(name, successor)
     layer.register_forward_hook(_Then(name))
 
 
 @dataclass(frozen=True)
 class _Then:
-    """A hook that finds its module by name, so that copies of the model run their own."""
+    """A forward hook that finds its module by name, so that it works in copies of the model."""
 
     name: str
 
-    def __call__(self, layer: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+    def __call__(self, layer: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
         result: Tensor = layer.get_submodule(self.name)(outputs)
         return result

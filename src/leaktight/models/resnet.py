@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.models.source import ACTIVATIONS, Activation, Network, require_choice
 
 
@@ -175,9 +175,9 @@ class ResNetSettings(Network):
         require_choice("stem", self.stem, STEMS)
         require_choice("activation", self.activation, ACTIVATIONS)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         plan = Plan(STEMS[self.stem], self.depths, self.widths, ACTIVATIONS[self.activation], self.block)
-        model = ResNet(self.normalizer(shape.channels), shape.channels, num_classes, plan)
+        model = ResNet(self.normalizer(inputs.channels), inputs.channels, num_classes, plan)
         if plan.stem.kaiming:
             _kaiming(model, (nn.Conv2d,), "fan_out")
         return model
@@ -236,7 +236,7 @@ class CifarResNetSettings(Network):
         super().__post_init__()
         require_choice("activation", self.activation, ACTIVATIONS)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         plan = Plan(
             STEMS["cifar"],
             depths=(self.depth,) * 3,
@@ -245,7 +245,7 @@ class CifarResNetSettings(Network):
             shortcut=PaddedShortcut,
             head="linear",
         )
-        model = ResNet(self.normalizer(shape.channels), shape.channels, num_classes, plan)
+        model = ResNet(self.normalizer(inputs.channels), inputs.channels, num_classes, plan)
         _kaiming(model, (nn.Conv2d, nn.Linear), "fan_in")
         return model
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.models.source import ACTIVATIONS, Activation, Network, num_features, require_choice, require_positive
 
 
@@ -45,15 +45,15 @@ class LeNetZhu(Network):
         if self.convolutions not in (3, 4):
             raise ValueError(f"expected convolutions to be 3 or 4, got {self.convolutions}")
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         layers: list[nn.Module] = []
-        channels = shape.channels
+        channels = inputs.channels
         for stride in (2, 2, 1, 1)[: self.convolutions]:
             layers += [nn.Conv2d(channels, 12, 5, stride=stride, padding=2), ACTIVATIONS[self.activation]()]
             channels = 12
         features = nn.Sequential(*layers)
-        classifier = nn.Linear(num_features(features, shape), num_classes)
-        return FeedForward(self.normalizer(shape.channels), features, classifier)
+        classifier = nn.Linear(num_features(features, inputs), num_classes)
+        return FeedForward(self.normalizer(inputs.channels), features, classifier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,13 @@ class GrnnLeNet(Network):
         super().__post_init__()
         require_choice("activation", self.activation, ACTIVATIONS)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         act = ACTIVATIONS[self.activation]
         features = nn.Sequential(
-            nn.Conv2d(shape.channels, 6, 5), act(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), act(), nn.MaxPool2d(2)
+            nn.Conv2d(inputs.channels, 6, 5), act(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), act(), nn.MaxPool2d(2)
         )
-        sizes = (num_features(features, shape), 120, 84)
-        return FeedForward(self.normalizer(shape.channels), features, _dense(sizes, num_classes, act))
+        sizes = (num_features(features, inputs), 120, 84)
+        return FeedForward(self.normalizer(inputs.channels), features, _dense(sizes, num_classes, act))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,13 @@ class GlausCnn(Network):
         super().__post_init__()
         require_choice("activation", self.activation, ACTIVATIONS)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         layers: list[nn.Module] = []
-        for before, after in pairwise((shape.channels, 10, 20, 10)):
+        for before, after in pairwise((inputs.channels, 10, 20, 10)):
             layers += [nn.Conv2d(before, after, 5), ACTIVATIONS[self.activation]()]
         features = nn.Sequential(*layers)
-        classifier = nn.Linear(num_features(features, shape), num_classes)
-        return FeedForward(self.normalizer(shape.channels), features, classifier)
+        classifier = nn.Linear(num_features(features, inputs), num_classes)
+        return FeedForward(self.normalizer(inputs.channels), features, classifier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,19 +113,19 @@ class Mlp(Network):
                 "for none use logistic_regression"
             )
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        sizes = (shape.channels * shape.height * shape.width, *self.hidden)
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        sizes = (inputs.size, *self.hidden)
         classifier = _dense(sizes, num_classes, ACTIVATIONS[self.activation])
-        return FeedForward(self.normalizer(shape.channels), nn.Identity(), classifier)
+        return FeedForward(self.normalizer(inputs.channels), nn.Identity(), classifier)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticRegression(Network):
     """One linear layer on the pixels."""
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        classifier = nn.Linear(shape.channels * shape.height * shape.width, num_classes)
-        return FeedForward(self.normalizer(shape.channels), nn.Identity(), classifier)
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        classifier = nn.Linear(inputs.size, num_classes)
+        return FeedForward(self.normalizer(inputs.channels), nn.Identity(), classifier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +146,14 @@ class ShallowCnn(Network):
             raise ValueError(f"expected channels of 2 numbers, one per convolution, got {self.channels}")
         require_positive(channels=min(self.channels), hidden=self.hidden)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         act = ACTIVATIONS[self.activation]
         layers: list[nn.Module] = []
-        for before, after in pairwise((shape.channels, *self.channels)):
+        for before, after in pairwise((inputs.channels, *self.channels)):
             layers += [nn.Conv2d(before, after, 5, padding=2), act(), nn.MaxPool2d(2)]
         features = nn.Sequential(*layers)
-        sizes = (num_features(features, shape), self.hidden)
-        return FeedForward(self.normalizer(shape.channels), features, _dense(sizes, num_classes, act))
+        sizes = (num_features(features, inputs), self.hidden)
+        return FeedForward(self.normalizer(inputs.channels), features, _dense(sizes, num_classes, act))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,16 +170,16 @@ class Cnn6(Network):
         super().__post_init__()
         require_choice("head", self.head, _HEADS)
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
         layers: list[nn.Module] = []
-        channels = shape.channels
+        channels = inputs.channels
         for out, kernel, stride, padding in _CNN6_CONVOLUTIONS:
             convolution = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding, bias=False)
             layers += [convolution, nn.LeakyReLU(0.2)]
             channels = out
         features = nn.Sequential(*layers)
-        classifier = _HEADS[self.head](num_features(features, shape), num_classes)
-        return FeedForward(self.normalizer(shape.channels), features, classifier)
+        classifier = _HEADS[self.head](num_features(features, inputs), num_classes)
+        return FeedForward(self.normalizer(inputs.channels), features, classifier)
 
 
 class LogisticHead(nn.Module):

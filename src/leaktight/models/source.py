@@ -1,4 +1,4 @@
-"""What every victim network shares: its settings, the normalisation inside it, and the check that it fits the data."""
+"""The settings that networks share, the normalisation of inputs, and the check that a network fits the data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, suggestion
-from leaktight.core.tasks import Classification, Penalised, Task, WordRecognition
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images, Inputs
+from leaktight.core.tasks import Classification, Penalised, Task
 from leaktight.models.surgery import mode_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -21,24 +21,24 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Activation: TypeAlias = Literal["relu", "sigmoid"]
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
-"""Sigmoid is what leakage studies put in place of every ReLU: it is smooth, so second derivatives carry information."""
+"""Leakage studies replace every ReLU by a sigmoid, because its second derivative is not zero."""
 
 
 @runtime_checkable
 class ModelSource(Protocol):
-    """Settings that name a network. `build` draws the initial weights from PyTorch's global generator.
+    """Settings of a network. `build` draws the initial weights from PyTorch's global generator.
 
-    Call it through `build_model`, which seeds that generator and restores it.
+    Call it through `build_model`, which seeds and restores that generator.
     """
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module: ...
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network(ABC):
     """Settings of a network of the catalogue.
 
-    mean, std: the input is (x - mean) / std; one number per channel, or one for all. Empty: no normalisation.
+    mean, std: inputs become (x - mean) / std; one number per channel, or one for all; empty is no normalisation.
     """
 
     mean: tuple[float, ...] = ()
@@ -50,9 +50,13 @@ class Network(ABC):
         if any(value <= 0 for value in self.std):
             raise ValueError(f"expected std > 0, got {self.std}")
 
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
+        """The network for such inputs, with fresh weights. Networks of the catalogue take images."""
+        return self.network(Images.require(type(self).__name__, inputs), num_classes)
+
     @abstractmethod
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        """The network for images of `shape`, with fresh weights."""
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        """The network itself."""
 
     def normalizer(self, channels: int) -> nn.Module:
         """The first layer of the network."""
@@ -69,8 +73,7 @@ class Network(ABC):
 class Normalize(nn.Module):
     """(x - mean) / std per channel.
 
-    The two are plain numbers, not buffers: they are no part of the model's state, so published weights load by name,
-    and a tracer meets no tensor that it was not given.
+    Mean and std are numbers, not buffers, so that published weights load by name and tracing finds no other tensors.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -104,53 +107,40 @@ def reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
-def num_features(features: nn.Module, shape: ImageShape) -> int:
+def num_features(features: nn.Module, inputs: Images) -> int:
     """How many numbers per image the layers give, found by running them on one blank image.
 
-    Only for layers without batch statistics, which this would update.
+    Only for layers without batch statistics, which a run would update.
     """
     with torch.no_grad():
         try:
-            outputs: Tensor = features(torch.zeros(1, *shape))
+            outputs: Tensor = features(inputs.blank(1, torch.zeros(())))
         except RuntimeError as error:
             raise ModelError(
-                f"expected larger images for this network, got {shape.height}x{shape.width}: {reason(error)}; "
+                f"expected larger images for this network, got {inputs.height}x{inputs.width}: {reason(error)}; "
                 "choose another model or scale the images up"
             ) from None
     return outputs.numel()
 
 
-def check_fits(model: nn.Module, shape: ImageShape, num_classes: int, task: Task | None = None) -> None:
-    """Raise ModelError unless the model takes two images of `shape` and answers as the task expects.
-
-    Classification (also None) expects (2, num_classes), words (2, T, characters and blank), other tasks two rows.
-    """
-    images = f"images of {shape.channels}x{shape.height}x{shape.width}"
+def check_fits(model: nn.Module, inputs: Inputs, num_classes: int, task: Task = Classification()) -> None:
+    """Raise ModelError unless the model takes two such examples and answers as the task expects."""
+    examples = f"{inputs.kind} of {inputs}"
     example = next(model.parameters(), torch.zeros(()))
     with torch.no_grad(), mode_of(model, "eval"):
         try:
-            outputs = model(torch.zeros(2, *shape, dtype=example.dtype, device=example.device))
+            outputs = model(inputs.blank(2, example))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(
-                f"expected a model that takes {images}, got an error: {reason(error)}; choose another model or size"
+                f"expected a model that takes {examples}, got an error: {reason(error)}; choose another model or size"
             ) from error
     plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
     if not isinstance(plain, Tensor):
-        raise ModelError(f"expected the model to return a tensor, got {type(plain).__name__}; return the logits alone")
+        raise ModelError(f"expected the model to return a tensor, got {type(plain).__name__}; return only the logits")
     got = tuple(plain.shape)
-    wanted = _expected_shape(task, num_classes, got)
+    wanted = 2, *task.output_shape(got, num_classes)[1:]
     if got != wanted:
         raise ModelError(
-            f"expected outputs {wanted} for two {images}, got {got}; choose a model for this task, built for "
+            f"expected outputs {wanted} for two {examples}, got {got}; choose a model for this task, built for "
             f"{num_classes} classes"
         )
-
-
-def _expected_shape(task: Task | None, num_classes: int, got: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape for a batch of 2; where the task leaves a size open, the one that was got."""
-    match task:
-        case None | Classification():
-            return 2, num_classes
-        case WordRecognition():
-            return 2, got[1] if len(got) == 3 else 1, task.blank + 1
-    return 2, *got[1:]

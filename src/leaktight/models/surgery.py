@@ -1,11 +1,11 @@
-"""Looking inside a network that somebody else built, and making batch norm safe for function transforms."""
+"""Find the layers of any network and their inputs, and make batch norm safe for function transforms."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ class ConvBlock(NamedTuple):
 def final_linear(model: nn.Module, inputs: Tensor | None = None) -> tuple[str, nn.Linear]:
     """The last linear layer and its name.
 
-    With `inputs` (N, C, H, W) it is the one that runs last; without, the one registered last, which is the same in
-    every network of the catalogue.
+    With `inputs` (N, C, H, W) the one that runs last; without, the one registered last, which is the same in all
+    networks of the catalogue.
     """
     *_, (name, layer) = [("", None), *layers_in_order(model, (nn.Linear,), inputs)]
     if not isinstance(layer, nn.Linear):
@@ -57,10 +57,10 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def batch_statistics(model: nn.Module) -> nn.Module:
-    """A copy whose batch norm, in training mode, uses the statistics of the batch and leaves the running ones alone.
+    """A copy whose batch norm, in training mode, does not update its running statistics.
 
-    Training mode writes to the running statistics, which function transforms and tracing cannot allow. The outputs
-    and gradients are exactly those of the original; names and evaluation mode stay as they are.
+    Function transforms and tracing do not allow that update. Outputs, gradients and names are exactly those of the
+    original; evaluation mode is unchanged.
     """
     pure = copy.deepcopy(model)
     for module in pure.modules():
@@ -70,9 +70,9 @@ def batch_statistics(model: nn.Module) -> nn.Module:
 
 
 def representation(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> Tensor:
-    """What enters the linear layer that runs last, (N, features): what MSE-R and Soteria look at.
+    """The input (N, features) of the linear layer that runs last, which MSE-R and Soteria use.
 
-    A function of its arguments, under `torch.func` transforms too; in training mode give it `batch_statistics(model)`.
+    A pure function, also under `torch.func` transforms; in training mode pass `batch_statistics(model)`.
     """
     entered = layer_inputs(model, params, buffers, inputs, (nn.Linear,))
     if not entered:
@@ -83,10 +83,10 @@ def representation(model: nn.Module, params: Params, buffers: Params, inputs: Te
 def layer_inputs(
     model: nn.Module, params: Params, buffers: Params, inputs: Tensor, kinds: tuple[type[nn.Module], ...]
 ) -> list[tuple[str, Tensor]]:
-    """What enters each layer of these kinds, with its name, in the order in which they run."""
+    """The name and the input of each layer of these kinds, in the order in which they run."""
     entered: list[tuple[str, Tensor]] = []
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda layer, args: entered.append((name, args[0]))
 
     handles = [
@@ -95,7 +95,7 @@ def layer_inputs(
         if isinstance(module, kinds)
     ]
     try:
-        # Cloned, because a batch norm that tracks would write to the caller's buffers.
+        # Cloned, because batch norm may write to its buffers.
         functional_call(model, ({name: b.clone() for name, b in buffers.items()}, dict(params)), (inputs,))
     finally:
         for handle in handles:
@@ -105,7 +105,7 @@ def layer_inputs(
 
 @contextmanager
 def mode_of(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """Put a model in training or evaluation mode; afterwards every layer is in the mode that it was in."""
+    """Set a model to training or evaluation mode inside the block; every layer then gets its former mode back."""
     before = [(module, module.training) for module in model.modules()]
     model.train(mode == "train")
     try:
@@ -118,7 +118,7 @@ def mode_of(model: nn.Module, mode: Mode) -> Iterator[None]:
 def layers_in_order(
     model: nn.Module, kinds: tuple[type[nn.Module], ...], inputs: Tensor | None = None
 ) -> list[tuple[str, nn.Module]]:
-    """The layers of these kinds, by registration or, given inputs, by the place of their last run."""
+    """The layers of these kinds, by registration or, with inputs, by their last run."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     if inputs is None:
         return list(found.items())

@@ -1,4 +1,4 @@
-"""Networks of the user's own: named as "package.module:function", or given as a module."""
+"""A user's own network: "package.module:function", or an `nn.Module`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from torch import nn
 
 from leaktight.core.errors import ModelError
+from leaktight.core.inputs import Inputs
 from leaktight.core.own import check_target, first_words, load_own, working_folder_importable
 from leaktight.core.tensors import digest
-from leaktight.core.types import ImageShape
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserModel:
-    """What a function of the user's returns.
+    """The network that a user's function returns.
 
-    target: "package.module:function"; modules in the current folder are found. The function gets `shape`
+    target: "package.module:function", installed or in the current folder. The function gets `shape`
     (channels, height, width) and `num_classes` if it has parameters of these names, and returns an `nn.Module` that
-    takes images (N, C, H, W) in [0, 1]; it normalises them itself.
+    takes images (N, C, H, W) in [0, 1] and normalises them itself.
     """
 
     target: str
@@ -32,25 +32,25 @@ class UserModel:
     def record(self) -> dict[str, str]:
         return {"kind": self.target}
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        return built_by(self.target, {"shape": shape, "num_classes": num_classes})
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
+        return built_by(self.target, {"shape": inputs.shape, "num_classes": num_classes})
 
 
 @dataclass(frozen=True)
 class GivenModel:
-    """A network that is there already. Clients start from its weights, and the module itself is never changed."""
+    """A network in memory. Clients start from its weights; the module itself is never changed."""
 
     module: nn.Module
 
     def record(self) -> dict[str, str]:
         return {"kind": type(self.module).__name__, "weights": digest(self.module.state_dict())}
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
+    def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
         return copy.deepcopy(self.module)
 
 
 def built_by(target: str, known: Mapping[str, object]) -> nn.Module:
-    """The network that "package.module:function" returns; the function gets those of `known` that it has a name for."""
+    """The network that "package.module:function" returns; it gets those of `known` that it has parameters for."""
     function = load_own(target, ModelError)
     if not callable(function):
         raise ModelError(f"expected {target} to be a function, got {type(function).__name__}")
@@ -75,10 +75,10 @@ def _arguments(target: str, function: Callable[..., object], known: Mapping[str,
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
-    strange = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
-    if strange:
+    required = [name for name, p in by_name.items() if p.default is p.empty and name not in known]
+    if required:
         raise ModelError(
-            f"expected {target} to need no more than {' and '.join(known)}, got {', '.join(strange)}; "
+            f"expected {target} to need no more than {' and '.join(known)}, got {', '.join(required)}; "
             "give the others a default"
         )
     return {name: value for name, value in known.items() if name in by_name}

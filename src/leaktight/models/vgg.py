@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.models.source import ACTIVATIONS, Activation, Network, num_features, require_choice
 
 _WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -67,7 +67,7 @@ class Vgg16(Network):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {self.dropout}")
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        num_features(nn.Sequential(*[nn.MaxPool2d(2)] * len(_WIDTHS)), shape)  # five halvings must leave a pixel
-        normalize = self.normalizer(shape.channels)
-        return Vgg(normalize, shape.channels, num_classes, ACTIVATIONS[self.activation], self.dropout)
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        num_features(nn.Sequential(*[nn.MaxPool2d(2)] * len(_WIDTHS)), inputs)  # five halvings must leave a pixel
+        normalize = self.normalizer(inputs.channels)
+        return Vgg(normalize, inputs.channels, num_classes, ACTIVATIONS[self.activation], self.dropout)

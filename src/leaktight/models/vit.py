@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
-from leaktight.core.types import ImageShape
+from leaktight.core.inputs import Images
 from leaktight.models.source import Network, require_positive
 
 
@@ -77,13 +77,13 @@ class Encoder(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches and a class token through the encoder; a linear layer reads the class token."""
 
-    def __init__(self, normalize: nn.Module, shape: ImageShape, num_classes: int, settings: Vit) -> None:
+    def __init__(self, normalize: nn.Module, inputs: Images, num_classes: int, settings: Vit) -> None:
         super().__init__()
         patch = settings.patch_size
         self.normalize = normalize
         self.class_token = nn.Parameter(torch.empty(1, 1, settings.width))
-        self.conv_proj = nn.Conv2d(shape.channels, settings.width, patch, stride=patch)
-        self.encoder = Encoder(1 + (shape.height // patch) * (shape.width // patch), settings)
+        self.conv_proj = nn.Conv2d(inputs.channels, settings.width, patch, stride=patch)
+        self.encoder = Encoder(1 + (inputs.height // patch) * (inputs.width // patch), settings)
         self.heads = nn.Sequential()
         self.heads.add_module("head", nn.Linear(settings.width, num_classes))
         self._initialise()
@@ -127,10 +127,10 @@ class Vit(Network):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {self.dropout}")
 
-    def build(self, shape: ImageShape, num_classes: int) -> nn.Module:
-        if shape.height % self.patch_size or shape.width % self.patch_size:
+    def network(self, inputs: Images, num_classes: int) -> nn.Module:
+        if inputs.height % self.patch_size or inputs.width % self.patch_size:
             raise ModelError(
                 f"expected images whose sides are multiples of patch_size {self.patch_size}, "
-                f"got {shape.height}x{shape.width}; set a patch_size that divides both"
+                f"got {inputs.height}x{inputs.width}; set a patch_size that divides both"
             )
-        return VisionTransformer(self.normalizer(shape.channels), shape, num_classes, self)
+        return VisionTransformer(self.normalizer(inputs.channels), inputs, num_classes, self)

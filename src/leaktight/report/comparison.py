@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from leaktight.report.page import attackers_of, metrics_of
 from leaktight.report.pareto import row_names
-from leaktight.report.results import Cell, Summary
 from leaktight.report.run_tables import Table, attack_name, mean_words, metric_header, run_tables
 from leaktight.report.runs import Run
 from leaktight.report.words import (
@@ -17,12 +15,12 @@ from leaktight.report.words import (
     defense_words,
     fact,
     fact_name,
-    metric_words,
     number,
     percent,
     seconds,
     threat_words,
 )
+from leaktight.results.schema import Cell, Summary, leaks_when
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +107,10 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Table:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    packages = run.environment.get("packages") or {}
-    held: dict[str, Any] = {"Attackers": " ".join(threat_words(threat) for threat in attackers_of(run.summary))}
-    held |= {f"Ledger: {fact_name(key)}": value for key, value in run.summary.ledger.items()}
+    held: dict[str, object] = {"Attackers": " ".join(threat_words(threat) for threat in attackers_of(run.summary))}
+    held |= {f"Ledger: {fact_name(key)}": value for key, value in run.summary.ledger.facts().items()}
     held |= {f"Scenario: {fact_name(key)}": value for key, value in run.summary.scenario.items()}
-    held |= {f"Version: {name}": version for name, version in packages.items()}
+    held |= {f"Version: {name}": version for name, version in run.environment.packages.items()}
     return {key: fact(value) for key, value in held.items()}
 
 
@@ -123,7 +120,7 @@ def _verdicts(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
         for entry in summary.verdicts:
             key = entry.defense, "defense" in entry.threat.knows
             held = found.setdefault(key, [[] for _ in summaries])
-            held[position].append(VERDICTS.get(entry.verdict, entry.verdict))
+            held[position].append(VERDICTS[entry.verdict])
     rows = tuple(
         (
             defense_words(defense) + (", attacker knows it" if known else ""),
@@ -171,7 +168,8 @@ def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> 
         return ("+" if difference > 0 else "") + number(difference, metric, unit=False)
 
     header, rows = _side_by_side(summaries, names, pick, change)
-    more = "Higher" if metric_words(metric).leaks_when == "high" else "Lower"
+    said = {name: note for summary in summaries for name, note in summary.metrics.items()}
+    more = "Higher" if leaks_when(metric, said) == "high" else "Lower"
     return Table(
         title=metric_header(metric),
         header=header,

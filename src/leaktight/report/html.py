@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -41,10 +40,10 @@ def render_report(run: Run) -> str:
         page=build_page(run),
         run=run,
         summary=run.summary,
-        pareto_wide=pareto_plot(tradeoff, anchor="pareto-wide", width=760, height=440) if tradeoff else None,
-        pareto_narrow=pareto_plot(tradeoff, anchor="pareto-narrow", width=340, height=380) if tradeoff else None,
+        pareto_wide=pareto_plot(run.summary, anchor="pareto-wide", width=760, height=440),
+        pareto_narrow=pareto_plot(run.summary, anchor="pareto-narrow", width=340, height=380),
         tradeoff_names=row_names(tradeoff.rows) if tradeoff else [],
-        time_panels=panels(moments),
+        time_panels=panels(run.summary),
         time_legend=legend(moments),
     )
 
@@ -67,7 +66,7 @@ def _link(report: Path, folder: Path) -> str | None:
     return quote(Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix())
 
 
-def fill(template: str, **values: Any) -> str:
+def fill(template: str, **values: object) -> str:
     """A template of this package, filled; whatever is not markup of our own is escaped."""
     style, script = _asset("style.css"), _asset("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -106,7 +105,7 @@ def _environment() -> jinja2.Environment:
         defense=words.defense_words,
         leaked=words.leaked_words,
         metric=words.metric_words,
-        verdict=lambda name: words.VERDICTS.get(name, name),
+        verdict=words.VERDICTS.__getitem__,
         symbol=lambda level: words.SYMBOLS.get(level, "·"),
     )
     environment.globals.update(attack_words=words.attack_words, interval=words.interval, counted=words.counted)

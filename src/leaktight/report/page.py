@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from leaktight.report.pictures import Album, Pair
-from leaktight.report.results import UNDEFENDED, VARIES, Cell, Flag, Summary, Threat, Trial, Verdict
 from leaktight.report.runs import Run
-from leaktight.report.words import METRICS, Level, attack_words, counted, fact_name, leaks_when, ledger_value, listed
+from leaktight.report.words import METRICS, Level, attack_words, counted, fact_name, ledger_value, listed
+from leaktight.results.schema import UNDEFENDED, VARIES, Cell, Flag, Summary, Threat, Trial, Verdict, Word, leaks_when
 
 MOST = 0.5
 """The share of leaked trials from which an attack counts as working, as in the audit's verdicts."""
 
-_SENTENCES: Mapping[str, str] = {
+_SENTENCES: Mapping[Word, str] = {
     "leaks": "leaks training data",
     "partly": "leaks training data in part",
     "cannot-conclude": "cannot be judged by this run",
@@ -34,8 +33,8 @@ class Bar:
     @property
     def share(self) -> float | None:
         """SSIM of the most leaking trial as a length, 0 to 1."""
-        score = self.cell.scores.get("ssim")
-        return None if score is None or score.worst is None else min(max(score.worst, 0.0), 1.0)
+        worst = self.cell.worst_of("ssim")
+        return None if worst is None else min(max(worst, 0.0), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class Page:
 
     run: Run
     headline: str
-    tally: tuple[tuple[str, tuple[str, ...]], ...]
+    tally: tuple[tuple[Word, tuple[str, ...]], ...]
     cards: tuple[Card, ...]
     attackers: dict[Threat, str]
     columns: tuple[Column, ...]
@@ -143,7 +142,7 @@ def build_page(run: Run) -> Page:
         metrics=metrics_of(summary.cells),
         controls=controls_of(summary.cells),
         ledger=tuple(
-            (key, fact_name(key), _ledger_text(key, value, run.trials)) for key, value in summary.ledger.items()
+            (key, fact_name(key), _ledger_text(key, value, run.trials)) for key, value in summary.ledger.facts().items()
         ),
         flags=_flags_by_code(summary.flags),
         failed=tuple(trial for trial in run.trials if trial.status == "failed"),
@@ -220,11 +219,11 @@ def headline(run: Run) -> str:
         return "No verdict was given."
     defended = [verdict for defense, verdict in found.items() if defense != UNDEFENDED]
     subject = "Without a defense, the update" if UNDEFENDED in found else "The update"
-    verdict = found.get(UNDEFENDED) or min(defended, key=_severity)
-    return f"{subject} {_SENTENCES.get(verdict, verdict)}."
+    verdict = found[UNDEFENDED] if UNDEFENDED in found else min(defended, key=_severity)
+    return f"{subject} {_SENTENCES[verdict]}."
 
 
-def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[Word, tuple[str, ...]], ...]:
     """The defenses of every verdict, the gravest verdict first; a defense counts by its strongest attacker."""
     found = _gravest(verdicts)
     found.pop(UNDEFENDED, None)
@@ -234,24 +233,22 @@ def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, tuple[str, ...]], 
     )
 
 
-def _gravest(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _gravest(verdicts: Sequence[Verdict]) -> dict[str, Word]:
+    found: dict[str, Word] = {}
     for entry in sorted(verdicts, key=lambda entry: _severity(entry.verdict)):
         found.setdefault(entry.defense, entry.verdict)
     return found
 
 
-def _severity(verdict: str) -> int:
-    order = list(_SENTENCES)
-    return order.index(verdict) if verdict in order else len(order)
+def _severity(verdict: Word) -> int:
+    return list(_SENTENCES).index(verdict)
 
 
 def _card(entry: Verdict, run: Run, album: Album) -> Card:
     trial = next((trial for trial in run.trials if trial.id == entry.trial_id), None)
-    known: dict[str, Level] = {"leaks": "leaks", "partly": "partly", "not-found": "not-found"}
     return Card(
         verdict=entry,
-        level=known.get(entry.verdict, "cannot-conclude"),
+        level=entry.verdict,
         attacker=attackers_of(run.summary)[entry.threat],
         bars=tuple(bar for bar in _bars(entry, run.summary.cells, trial) if bar.cell.scores.keys() & {"ssim", "psnr"}),
         pair=album.most_leaking(trial) if trial else None,
@@ -280,9 +277,8 @@ def _bars(entry: Verdict, cells: Sequence[Cell], trial: Trial | None) -> list[Ba
 
 def _leak_key(cell: Cell) -> float:
     for metric in ("psnr", "ssim", "mse"):
-        score = cell.scores.get(metric)
-        if score is not None and score.worst is not None:
-            return -score.worst if leaks_when(metric) == "high" else score.worst
+        if (worst := cell.worst_of(metric)) is not None:
+            return -worst if leaks_when(metric, {}) == "high" else worst
     return 0.0
 
 
@@ -295,10 +291,11 @@ def _entry(
     return Entry(column=column, cell=cell, level=level, doubtful=doubtful, anchor=anchors.get((cell.defense, column)))
 
 
-def _ledger_text(key: str, value: Any, trials: Sequence[Trial]) -> str:
+def _ledger_text(key: str, value: object, trials: Sequence[Trial]) -> str:
     if value != VARIES:
         return ledger_value(key, value)
-    found = dict.fromkeys(ledger_value(key, trial.ledger[key]) for trial in trials if key in trial.ledger)
+    ledgers = [trial.ledger.facts() for trial in trials]
+    found = dict.fromkeys(ledger_value(key, ledger[key]) for ledger in ledgers if key in ledger)
     return f"varies: {listed(found)}" if 1 < len(found) <= 6 else VARIES
 
 

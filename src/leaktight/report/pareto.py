@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from leaktight.report.plots import Box, Drawing, Scale, place_label, text_width, ticks
-from leaktight.report.results import Tradeoff, TradeoffRow
-from leaktight.report.words import defense_words, fact, leaks_when, metric_words, number, percent, seconds
+from leaktight.report.words import defense_words, fact, metric_words, number, percent, seconds
+from leaktight.results.schema import Summary, TradeoffRow
 
 _DESCRIPTION = (
     "Further left leaks less, further up is more accurate, and a larger point takes longer. Filled points lie on the "
@@ -38,12 +38,13 @@ def row_names(rows: Sequence[TradeoffRow]) -> list[str]:
     return names
 
 
-def pareto_plot(tradeoff: Tradeoff, *, anchor: str, width: float, height: float) -> Markup | None:
-    """None where no defense has both figures. Points link to the rows `#tradeoff-1`, `#tradeoff-2`, ..."""
+def pareto_plot(summary: Summary, *, anchor: str, width: float, height: float) -> Markup | None:
+    """Accuracy against leakage, None where no defense has both. Points link to the rows `#tradeoff-1`, ..."""
+    rows = summary.tradeoff.rows if summary.tradeoff else ()
     spots = [
         _Spot(index=index, row=row, name=name, leak=row.leak.worst, accuracy=row.accuracy)
-        for index, (row, name) in enumerate(zip(tradeoff.rows, row_names(tradeoff.rows), strict=True), start=1)
-        if row.leak.worst is not None and row.accuracy is not None and math.isfinite(row.leak.worst + row.accuracy)
+        for index, (row, name) in enumerate(zip(rows, row_names(rows), strict=True), start=1)
+        if row.leak.worst is not None and row.accuracy is not None
     ]
     if not spots:
         return None
@@ -54,7 +55,7 @@ def pareto_plot(tradeoff: Tradeoff, *, anchor: str, width: float, height: float)
     x_ticks = ticks(min(0.0, *leaks), max(leaks) if metric != "ssim" else max(1.0, *leaks), round(width / 100))
     y_ticks = ticks(min(accuracies), max(accuracies), 4)
     left, right = 52.0, width - 16
-    leaks_right = leaks_when(metric) == "high"
+    leaks_right = summary.leaks_when(metric) == "high"
     across = Scale(x_ticks[0], x_ticks[-1], left if leaks_right else right, right if leaks_right else left)
     down = Scale(y_ticks[0], y_ticks[-1], height - 52, 44)
     drawing.axes(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from leaktight.report.results import Trial
-from leaktight.report.words import METRICS, leaks_when, metric_words, number
+from leaktight.report.words import METRICS, metric_words, number
+from leaktight.results.schema import Trial
 
 MOST_PAIRS = 12
 """Pairs shown of one attack on one defense."""
@@ -46,7 +46,7 @@ class _Place:
     index: int
 
     def score(self, metric: str) -> float | None:
-        values = self.trial.scores.get(metric) or []
+        values = self.trial.scores.get(metric) or ()
         return values[self.index] if self.index < len(values) else None
 
     @property
@@ -54,8 +54,8 @@ class _Place:
         """A key that puts the most leaking example first."""
         for metric in ("psnr", "ssim", "mse"):
             value = self.score(metric)
-            if value is not None and not math.isnan(value):
-                return -value if leaks_when(metric) == "high" else value
+            if value is not None:
+                return -value if self.trial.leaks_when(metric) == "high" else value
         return math.inf
 
 
@@ -74,25 +74,27 @@ class Album:
             _Place(trial, index)
             for trial in trials
             if trial.status == "done" and trial.images
-            for index in range(_count(trial))
+            for index in range(trial.images.count)
         ]
         places.sort(key=lambda place: place.leak)
         return [self._pair(place) for place in places[: self.most]], len(places)
 
     def most_leaking(self, trial: Trial) -> Pair | None:
         """The trial's most leaking example."""
-        if trial.images is None or not _count(trial):
+        if trial.images is None:
             return None
-        return self._pair(min((_Place(trial, index) for index in range(_count(trial))), key=lambda place: place.leak))
+        places = [_Place(trial, index) for index in range(trial.images.count)]
+        return self._pair(min(places, key=lambda place: place.leak))
 
     def _pair(self, place: _Place) -> Pair:
         trial = place.trial
         assert trial.images is not None
-        known = trial.images.truth
-        truth, guess = self._tile(known, place) if known else None, self._tile(trial.images.guess, place)
+        known, count = trial.images.truth, trial.images.count
+        truth = self._tile(known, place.index, count) if known else None
+        guess = self._tile(trial.images.guess, place.index, count)
         self.made += 1
         sample = truth or guess
-        of = f", image {place.index + 1} of {_count(trial)}" if _count(trial) > 1 else ""
+        of = f", image {place.index + 1} of {count}" if count > 1 else ""
         return Pair(
             anchor=f"pair-{self.made}",
             title=f"{trial.client}, round {trial.round}, trial {trial.trial}{of}",
@@ -108,12 +110,12 @@ class Album:
             trial=trial,
         )
 
-    def _tile(self, file: str, place: _Place) -> Image.Image | None:
+    def _tile(self, file: str, index: int, count: int) -> Image.Image | None:
         strip = self._strip(file)
         if strip is None:
             return None
-        width = strip.width // _count(place.trial)
-        return strip.crop((place.index * width, 0, (place.index + 1) * width, strip.height)) if width else None
+        width = strip.width // count
+        return strip.crop((index * width, 0, (index + 1) * width, strip.height)) if width else None
 
     def _strip(self, file: str) -> Image.Image | None:
         if file not in self.strips:
@@ -131,18 +133,13 @@ class Album:
             return None
 
 
-def _count(trial: Trial) -> int:
-    scored = max((len(values) for values in trial.scores.values() if values), default=0)
-    return (trial.images.count if trial.images and trial.images.count else 0) or scored or 1
-
-
 def _order(metric: str) -> tuple[int, str]:
     names = list(METRICS)
     return (names.index(metric) if metric in METRICS else len(names), metric)
 
 
 def _pairs_per_group(groups: int, trials: Sequence[Trial]) -> int:
-    sizes = [trial.images.size for trial in trials if trial.images and trial.images.size]
+    sizes = [trial.images.size for trial in trials if trial.images]
     largest = max((height * width for height, width in sizes), default=32 * 32)
     return max(1, min(MOST_PAIRS, BUDGET // (max(groups, 1) * largest * 2 * 3)))
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.pareto import row_names
-from leaktight.report.results import Cell, Score, Summary, Threat
 from leaktight.report.words import (
     MISSING,
     VERDICTS,
@@ -20,6 +19,7 @@ from leaktight.report.words import (
     percent,
     seconds,
 )
+from leaktight.results.schema import Cell, Score, Summary, Threat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def _verdicts(summary: Summary, attackers: dict[Threat, str]) -> Table:
         (
             defense_words(entry.defense),
             *([attackers[entry.threat]] if many else []),
-            VERDICTS.get(entry.verdict, entry.verdict),
+            VERDICTS[entry.verdict],
             entry.because,
         )
         for entry in summary.verdicts
@@ -101,8 +101,7 @@ def _leakage(summary: Summary, attackers: dict[Threat, str]) -> Table:
 
 
 def _figures(cell: Cell, metric: str, *, controlled: bool) -> Sequence[str]:
-    score = cell.scores.get(metric)
-    found = [mean_words(score, metric), number(score.worst if score else None, metric, unit=False)]
+    found = [mean_words(cell.scores.get(metric), metric), number(cell.worst_of(metric), metric, unit=False)]
     return [*found, number(cell.control.get(metric), metric, unit=False)] if controlled else found
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from leaktight.report.comparison import compare, row_keys, run_names
 from leaktight.report.pareto import row_names
-from leaktight.report.results import Cell, Score, Threat
 from leaktight.report.run_tables import Table
 from leaktight.report.runs import Run
+from leaktight.results.schema import Cell, Score, Threat
 
 Key = tuple[str, ...]
 CSV_KEYS = ("table", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from leaktight.report.plots import SHAPES, Drawing, Scale, legend_mark, ticks
-from leaktight.report.results import UNDEFENDED, Moment
 from leaktight.report.words import attack_words, defense_words, metric_words, number, percent, significant
+from leaktight.results.schema import UNDEFENDED, Direction, Moment, Summary
 
 _WIDTH, _HEIGHT = 360.0, 256.0
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a panel shows: a metric of the moments, or their "accuracy"."""
+    """What a panel shows: a metric of the moments, or their "accuracy". leaks: which way a metric leaks."""
 
     name: str
+    leaks: Direction | None = None
 
     @property
     def label(self) -> str:
@@ -28,18 +28,16 @@ class Quantity:
     @property
     def axis(self) -> str:
         unit = metric_words(self.name).unit
-        leaks = f", {metric_words(self.name).leaks_when}er leaks more" if self.name != "accuracy" else ""
+        leaks = f", {self.leaks}er leaks more" if self.leaks else ""
         return f"{self.label}{f' ({unit})' if unit else ''}{leaks}"
 
     def value(self, moment: Moment) -> float | None:
-        score = moment.scores.get(self.name)
-        found = moment.accuracy if self.name == "accuracy" else score.mean if score else None
-        return found if found is not None and math.isfinite(found) else None
+        return moment.accuracy if self.name == "accuracy" else moment.mean_of(self.name)
 
     def band(self, moment: Moment) -> tuple[float, float] | None:
         score = moment.scores.get(self.name)
         low, high = (score.ci95 or (None, None)) if score else (None, None)
-        return (low, high) if low is not None and high is not None and math.isfinite(low + high) else None
+        return (low, high) if low is not None and high is not None else None
 
     def on_axis(self, value: float) -> str:
         return f"{100 * value:.4g} %" if self.name == "accuracy" else significant(value)
@@ -61,9 +59,10 @@ def legend(moments: Sequence[Moment]) -> list[Series]:
     return [Series(_name(*key), legend_mark(number)) for number, key in enumerate(_keys(moments))]
 
 
-def panels(moments: Sequence[Moment]) -> list[Markup]:
+def panels(summary: Summary) -> list[Markup]:
     """One figure each for PSNR, SSIM and accuracy, as far as they were measured."""
-    drawn = [_panel(moments, Quantity(name)) for name in ("psnr", "ssim", "accuracy")]
+    shown = [Quantity(name, summary.leaks_when(name)) for name in ("psnr", "ssim")]
+    drawn = [_panel(summary.over_time or (), each) for each in (*shown, Quantity("accuracy"))]
     return [panel for panel in drawn if panel is not None]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from leaktight.report.results import UNDEFENDED, Cell, Score, Threat
+from leaktight.results.schema import UNDEFENDED, Cell, Score, Threat
 
 MISSING = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -22,19 +21,16 @@ class MetricWords:
     label: str
     unit: str = ""
     digits: int | None = 2
-    leaks_when: Literal["high", "low"] = "high"
     meaning: str = ""
 
 
 METRICS: Mapping[str, MetricWords] = {
-    "psnr": MetricWords("PSNR", "dB", 1, "high", "higher: closer to the original"),
-    "ssim": MetricWords("SSIM", "", 2, "high", "1: identical structure, 0: none in common"),
-    "lpips_alex": MetricWords("LPIPS", "", 2, "low", "0: looks the same to a trained network"),
-    "mse": MetricWords("MSE", "", None, "low", "0: identical pixels"),
-    "loss": MetricWords("loss", "", None, "low"),
-    "label_accuracy": MetricWords(
-        "labels found", "%", 0, "high", "share of the batch's labels that the attack got right"
-    ),
+    "psnr": MetricWords("PSNR", "dB", 1, "higher: closer to the original"),
+    "ssim": MetricWords("SSIM", "", 2, "1: identical structure, 0: none in common"),
+    "lpips_alex": MetricWords("LPIPS", "", 2, "0: looks the same to a trained network"),
+    "mse": MetricWords("MSE", "", None, "0: identical pixels"),
+    "loss": MetricWords("loss", "", None),
+    "label_accuracy": MetricWords("labels found", "%", 0, "share of the batch's labels that the attack got right"),
 }
 
 VERDICTS: Mapping[str, str] = {
@@ -76,26 +72,18 @@ def metric_words(name: str) -> MetricWords:
     return METRICS.get(name) or MetricWords(name.replace("_", " "), digits=None)
 
 
-def leaks_when(name: str) -> Literal["high", "low"]:
-    return metric_words(name).leaks_when
-
-
 def number(value: float | None, metric: str, *, unit: bool = True) -> str:
     """
     >>> number(34.127, "psnr"), number(0.00123456, "mse"), number(None, "ssim"), number(0.5, "label_accuracy")
     ('34.1 dB', '0.00123', '–', '50 %')
-    >>> number(float("inf"), "psnr"), number(float("nan"), "ssim"), number(-0.001, "ssim")
-    ('∞ dB', 'not a number', '0.00')
+    >>> number(-0.001, "ssim")
+    '0.00'
     """
     words = metric_words(metric)
     if value is None:
         return MISSING
-    if math.isnan(value):
-        return "not a number"
     shown = 100 * value if words.unit == "%" else value
-    if math.isinf(shown):
-        text = "∞" if shown > 0 else "−∞"
-    elif words.digits is None:
+    if words.digits is None:
         text = significant(shown)
     else:
         text = f"{round(shown, words.digits) + 0.0:.{words.digits}f}".replace("-", "−")  # + 0.0: no "−0.00"
@@ -119,7 +107,7 @@ def percent(value: float | None, digits: int = 1) -> str:
     >>> percent(0.9312), percent(None)
     ('93.1 %', '–')
     """
-    return MISSING if value is None or math.isnan(value) else f"{100 * value:.{digits}f} %"
+    return MISSING if value is None else f"{100 * value:.{digits}f} %"
 
 
 def seconds(value: float | None) -> str:
@@ -127,7 +115,7 @@ def seconds(value: float | None) -> str:
     >>> seconds(0.123), seconds(3.99), seconds(12.3), seconds(125)
     ('0.12 s', '4.0 s', '12 s', '2 min 5 s')
     """
-    if value is None or not math.isfinite(value):
+    if value is None:
         return MISSING
     if value < 60:
         return f"{value:.2g} s" if value < 1 else f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
@@ -144,16 +132,13 @@ def interval(score: Score | None, metric: str) -> str:
 
 def threat_words(threat: Threat) -> str:
     """
-    >>> threat_words(Threat(knows=("batch_size",)))
+    >>> threat_words(Threat(server="curious", sees="client", knows=("batch_size",)))
     "A server that follows the protocol and sees each client's update; it knows the batch size."
     """
     server = {"curious": "follows the protocol", "malicious": "may change the model that it sends"}
     sees = {"client": "each client's update", "aggregate": "only the sum of the round's updates"}
     knows = listed(f"the {fact.replace('_', ' ')}" for fact in threat.knows) or "nothing beside"
-    return (
-        f"A server that {server.get(threat.server, threat.server)} and sees {sees.get(threat.sees, threat.sees)}; "
-        f"it knows {knows}."
-    )
+    return f"A server that {server[threat.server]} and sees {sees[threat.sees]}; it knows {knows}."
 
 
 def listed(items: Iterable[str]) -> str:
@@ -190,7 +175,7 @@ def leaked_words(cell: Cell) -> str:
     return f"{cell.leaked} of {counted(cell.done, 'trial')} leaked"
 
 
-def fact(value: Any) -> str:
+def fact(value: object) -> str:
     """A fact of the scenario or ledger.
 
     >>> fact(True), fact(0.05), fact(["a", 1]), fact({"kind": "sgd", "epochs": 2}), fact([])
@@ -218,5 +203,5 @@ def fact_name(key: str) -> str:
     return _LEDGER.get(key) or name[:1].upper() + name[1:]
 
 
-def ledger_value(key: str, value: Any) -> str:
+def ledger_value(key: str, value: object) -> str:
     return _LEDGER_VALUES.get((key, str(value))) or fact(value)

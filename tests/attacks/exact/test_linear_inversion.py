@@ -29,7 +29,7 @@ def data(request: pytest.FixtureRequest) -> Dataset:
 @pytest.mark.parametrize("local", [None, LocalTraining(batch_size=1, learning_rate=0.5)], ids=["gradient", "delta"])
 def test_one_image_is_exact_on_an_mlp(data: Dataset, normalised: bool, local: LocalTraining | None) -> None:
     source = MODELS["mlp"](mean=(0.4,), std=(0.3,)) if normalised else MODELS["mlp"]()
-    model = build_model(source, data.shape, data.num_classes, rng=replayed(1))
+    model = build_model(source, data.inputs, data.num_classes, rng=replayed(1))
     batch = draw(data, 1, seed=5)
     found = LinearInversion().reconstruct([observe(model, batch, data.num_classes, local=local)], rng=replayed(0))
     # A model change is the difference of rounded weights, which costs digits.
@@ -40,7 +40,7 @@ def test_one_image_is_exact_on_an_mlp(data: Dataset, normalised: bool, local: Lo
 
 def test_several_images_with_different_labels_are_exact_on_one_layer() -> None:
     data = Digits().load(Path())
-    model = build_model(MODELS["logistic_regression"](), data.shape, data.num_classes, rng=replayed(1))
+    model = build_model(MODELS["logistic_regression"](), data.inputs, data.num_classes, rng=replayed(1))
     batch = draw(data, 4, seed=5, unique=True)
     seen = observe(model, batch, data.num_classes)
     order = batch.targets.argsort()
@@ -53,7 +53,7 @@ def test_several_images_with_different_labels_are_exact_on_one_layer() -> None:
 
 
 def test_a_label_that_comes_twice_is_a_reason(data: Dataset) -> None:
-    model = build_model(MODELS["logistic_regression"](), data.shape, data.num_classes, rng=replayed(1))
+    model = build_model(MODELS["logistic_regression"](), data.inputs, data.num_classes, rng=replayed(1))
     batch = draw(data, 4, seed=5, classes=2)
     seen = replace(observe(model, batch, data.num_classes), labels=batch.targets.sort().values)
     with pytest.raises(UsageError, match="no label twice"):
@@ -62,10 +62,10 @@ def test_a_label_that_comes_twice_is_a_reason(data: Dataset) -> None:
 
 def test_what_it_cannot_invert_it_names(data: Dataset) -> None:
     one, two = draw(data, 1, seed=5), draw(data, 2, seed=5)
-    lenet = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=replayed(1))
+    lenet = build_model(MODELS["lenet_zhu"](), data.inputs, data.num_classes, rng=replayed(1))
     with pytest.raises(ModelError, match=r"linear layer with a bias first, got 'features\.0'"):
         LinearInversion().reconstruct([observe(lenet, one, data.num_classes)], rng=replayed(0))
-    mlp = build_model(MODELS["mlp"](), data.shape, data.num_classes, rng=replayed(1))
+    mlp = build_model(MODELS["mlp"](), data.inputs, data.num_classes, rng=replayed(1))
     with pytest.raises(UsageError, match="one example, or a network of one linear layer, got 2"):
         LinearInversion().reconstruct([observe(mlp, two, data.num_classes)], rng=replayed(0))
     seen = observe(mlp, one, data.num_classes)

@@ -18,6 +18,7 @@ from torch import nn
 from leaktight.attacks.exact.rank_analysis import gradient_matrix, leakage_bounds
 from leaktight.attacks.exact.rgap import RGap, margins
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
@@ -44,7 +45,7 @@ def test_cnn6_gives_its_input_away(digits: Dataset, head: Literal["logistic", "l
     classes = 2 if head == "logistic" else digits.num_classes
     batch = draw(digits, 1, seed)
     batch = two_classes(batch) if head == "logistic" else batch
-    model = build_model(Cnn6(head=head), digits.shape, classes, rng=replayed(seed))
+    model = build_model(Cnn6(head=head), digits.inputs, classes, rng=replayed(seed))
     found = RGap().reconstruct([observe(model, batch, classes)], rng=replayed(0))
     assert psnr(found.guess.inputs, batch.inputs).item() > 60
     assert found.guess.targets.tolist() == batch.targets.tolist()
@@ -55,7 +56,7 @@ def test_cnn6_gives_its_input_away(digits: Dataset, head: Literal["logistic", "l
 
 def test_known_labels_leave_fewer_attempts(digits: Dataset) -> None:
     batch = two_classes(draw(digits, 1, 0))
-    model = build_model(Cnn6(), digits.shape, 2, rng=replayed(0))
+    model = build_model(Cnn6(), digits.inputs, 2, rng=replayed(0))
     seen = observe(model, batch, 2)
     blind = RGap().reconstruct([seen], rng=replayed(0))
     told = RGap().reconstruct([replace(seen, labels=batch.targets)], rng=replayed(0))
@@ -97,14 +98,14 @@ def test_a_layer_that_hides_its_input_is_reported() -> None:
 
 def test_what_it_does_not_fit_it_names(digits: Dataset) -> None:
     batch = draw(digits, 1, 0)
-    pooled = build_model(MODELS["grnn_lenet"](), digits.shape._replace(height=32, width=32), 10, rng=replayed(0))
+    pooled = build_model(MODELS["grnn_lenet"](), Images(1, 32, 32), 10, rng=replayed(0))
     large = Batch(torch.rand(1, 1, 32, 32), torch.tensor([1]))
     with pytest.raises(ModelError, match="got MaxPool2d"):
         RGap().reconstruct([observe(pooled, large, 10)], rng=replayed(0))
-    model = build_model(Cnn6(head="linear"), digits.shape, 10, rng=replayed(0))
+    model = build_model(Cnn6(head="linear"), digits.inputs, 10, rng=replayed(0))
     with pytest.raises(UsageError, match="one example for rgap, got 2"):
         RGap().reconstruct([observe(model, draw(digits, 2, 0), 10)], rng=replayed(0))
-    logistic = build_model(Cnn6(), digits.shape, 2, rng=replayed(0))
+    logistic = build_model(Cnn6(), digits.inputs, 2, rng=replayed(0))
     change = observe(logistic, two_classes(batch), 2, local=LocalTraining(batch_size=1))
     with pytest.raises(UsageError, match="needs the size of the gradient"):
         RGap().reconstruct([replace(change, local_training=None)], rng=replayed(0))

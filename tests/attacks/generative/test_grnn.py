@@ -14,13 +14,13 @@ from tests.seeds import replayed
 from leaktight.attacks.controls import PriorOnly
 from leaktight.attacks.generative.grnn import Grnn, UntrainedGenerator
 from leaktight.attacks.labels.rules import Given
-from leaktight.attacks.matching.many import reconstruct_all
 from leaktight.attacks.matching.objectives import Objective, Sum
-from leaktight.attacks.matching.problem import Problem
 from leaktight.attacks.matching.spread import choose
+from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import RmsProp
 from leaktight.core.errors import ModelError
-from leaktight.core.types import Batch, ImageShape, Observation
+from leaktight.core.inputs import Images
+from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits, Photos
 from leaktight.metrics import psnr
 from leaktight.models import MODELS, build_model
@@ -31,14 +31,14 @@ QUICK = Grnn(iterations=3, latent=8, parallel="none", backend="eager", onednn=Fa
 
 def seen_photo(model: str = "lenet_zhu", count: int = 1) -> tuple[Observation, Batch]:
     photos = Photos().load(Path())
-    network = build_model(MODELS[model](), photos.shape, photos.num_classes, init="wide", rng=replayed(3))
+    network = build_model(MODELS[model](), photos.inputs, photos.num_classes, init="wide", rng=replayed(3))
     batch = draw(photos, count, seed=3)
     return observe(network, batch, photos.num_classes), batch
 
 
 @pytest.mark.parametrize(("size", "doublings"), [(28, 3), (32, 3), (64, 4), (128, 5), (256, 6)])
 def test_the_generator_grows_with_the_resolution(size: int, doublings: int) -> None:
-    generator = GrnnGenerator(4, ImageShape(3, size, size))
+    generator = GrnnGenerator(4, Images(3, size, size))
     images = generator(torch.randn(1, 4, generator=replayed(0).public())).detach()
     assert images.shape == (1, 3, size, size)
     assert 0 < float(images.min()) < float(images.max()) < 1
@@ -49,12 +49,12 @@ def test_the_generator_grows_with_the_resolution(size: int, doublings: int) -> N
 
 def test_other_sizes_are_cut_from_the_middle() -> None:
     noise = torch.randn(2, 4, generator=replayed(0).public())
-    whole, cut = GrnnGenerator(4, ImageShape(1, 32, 32)), GrnnGenerator(4, ImageShape(1, 28, 20))
+    whole, cut = GrnnGenerator(4, Images(1, 32, 32)), GrnnGenerator(4, Images(1, 28, 20))
     cut.load_state_dict(whole.state_dict())
     torch.testing.assert_close(cut(noise), whole(noise)[:, :, 2:30, 6:26])
-    assert [resolution(ImageShape(1, side, 8)) for side in (8, 32, 33, 100, 256)] == [32, 32, 64, 128, 256]
+    assert [resolution(Images(1, side, 8)) for side in (8, 32, 33, 100, 256)] == [32, 32, 64, 128, 256]
     with pytest.raises(ModelError, match="at most 256x256 pixels for GRNN, got 257"):
-        resolution(ImageShape(1, 4, 257))
+        resolution(Images(1, 4, 257))
 
 
 def terms_of(attack: Grnn, guess: torch.Tensor, target: torch.Tensor) -> list[float]:
@@ -64,7 +64,7 @@ def terms_of(attack: Grnn, guess: torch.Tensor, target: torch.Tensor) -> list[fl
     model = torch.nn.Linear(target.shape[1], target.shape[0], bias=False)
 
     def value(term: Objective) -> float:
-        return float(term.loss({"weight": guess}, term.prepare({"weight": target}, model, ImageShape(1, 1, 1))))
+        return float(term.loss({"weight": guess}, term.prepare({"weight": target}, model, (1, 1, 1))))
 
     return [weight * value(term) for weight, term in objective.terms]
 
@@ -116,8 +116,8 @@ def test_rmsprop_is_that_of_pytorch(momentum: float) -> None:
 
 
 def test_noise_stays_and_weights_are_drawn_anew() -> None:
-    problem = Problem([], None, 5, ImageShape(1, 28, 28), 10)
-    form = UntrainedGenerator(latent=6).form(problem, replayed(0), torch.float64)
+    evidence = Evidence([], None, 5, (1, 28, 28), 10)
+    form = UntrainedGenerator(latent=6).form(evidence, replayed(0), torch.float64)
     one, two = form.draw(replayed(1)), form.draw(replayed(2))
     assert form.constants["noise"].shape == (5, 6)
     assert all(weight.dtype == torch.float64 for weight in one.values())
@@ -135,21 +135,21 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert not torch.equal(one.guess.inputs, other.guess.inputs)
 
 
-def test_victims_abreast_come_out_as_alone() -> None:
-    pairs = [seen_photo()[0], replace(seen_photo()[0])]
-    rngs = [replayed(7).child(place) for place in range(2)]
-    attack = replace(QUICK, precision="float64", restarts=2)
-    alone = reconstruct_all(attack, [[seen] for seen in pairs], rngs=rngs)
-    abreast = reconstruct_all(replace(attack, parallel="vmap"), [[seen] for seen in pairs], rngs=rngs)
-    for one, other in zip(alone, abreast, strict=True):
-        torch.testing.assert_close(one.guess.inputs, other.guess.inputs, rtol=1e-5, atol=1e-6)
-
-
-def test_victims_go_in_turn_unless_told_otherwise() -> None:
+def test_restarts_abreast_come_out_as_in_turn() -> None:
     seen, _ = seen_photo()
-    problem = Grnn().matching().problem([seen], rng=replayed(0))
-    assert choose(Grnn().matching(), problem, victims=4, workers=1) == ("none", 1)
-    assert choose(Grnn(parallel="vmap").matching(), problem, victims=4, workers=1) == ("vmap", 1)
+    attack = replace(QUICK, precision="float64", restarts=2)
+    in_turn, abreast = (
+        replace(attack, parallel=way).reconstruct([seen], rng=replayed(7)).guess.inputs for way in ("none", "vmap")
+    )
+    torch.testing.assert_close(in_turn, abreast, rtol=1e-5, atol=1e-6)
+
+
+def test_restarts_go_in_turn_unless_told_otherwise() -> None:
+    seen, _ = seen_photo()
+    attack = Grnn(restarts=4).matching()
+    evidence = attack.evidence([seen], rng=replayed(0))
+    assert choose(attack.workload, evidence, "auto", workers=1) == ("none", 1)
+    assert choose(attack.workload, evidence, "vmap", workers=1) == ("vmap", 1)
 
 
 def test_known_labels_need_no_label_branch() -> None:
@@ -161,7 +161,7 @@ def test_known_labels_need_no_label_branch() -> None:
 
 def test_a_batch_of_256() -> None:
     digits = Digits().load(Path())
-    network = build_model(MODELS["grnn_lenet"](), digits.shape, digits.num_classes, init="wide", rng=replayed(0))
+    network = build_model(MODELS["grnn_lenet"](), digits.inputs, digits.num_classes, init="wide", rng=replayed(0))
     batch = draw(digits, 256, seed=0)
     attack = replace(QUICK, iterations=1, latent=128, variant="code")
     found = attack.reconstruct([observe(network, batch, digits.num_classes)], rng=replayed(0))

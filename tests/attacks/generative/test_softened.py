@@ -18,7 +18,6 @@ from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.initial import Noise
 from leaktight.attacks.matching.objectives import SquaredError
-from leaktight.attacks.matching.problem import Search
 from leaktight.attacks.matching.sought import Pixels
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
@@ -54,7 +53,7 @@ def test_at_a_high_temperature_it_is_the_mean_and_its_gradient_has_no_jumps() ->
 @pytest.fixture(scope="module")
 def victim() -> tuple[Observation, Batch]:
     data = Photos(size=32).load(Path())
-    model = build_model(MODELS["grnn_lenet"](), data.shape, data.num_classes, init="wide", rng=replayed(0))
+    model = build_model(MODELS["grnn_lenet"](), data.inputs, data.num_classes, init="wide", rng=replayed(0))
     batch = draw(data, 1, seed=5)
     return replace(observe(model, batch, data.num_classes), labels=batch.targets), batch
 
@@ -83,7 +82,7 @@ def test_the_temperature_falls_in_equal_factors_and_the_observed_model_is_untouc
 
 def test_a_network_without_max_pooling_is_left_alone() -> None:
     data = Photos(size=32).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, data.num_classes, rng=replayed(0))
+    model = build_model(MODELS["lenet_zhu"](), data.inputs, data.num_classes, rng=replayed(0))
     seen = observe(model, draw(data, 1, seed=5), data.num_classes)
     view = SOFT.view(seen, 1, torch.float32, needs_scale=True)
     assert not view.annealed
@@ -108,9 +107,10 @@ def test_a_search_takes_the_temperature_of_its_iteration(victim: tuple[Observati
     )
     losses: list[float] = []
     attack.reconstruct([seen], rng=replayed(1), progress=lambda _, loss, guess: losses.append(loss))
-    search = Search(attack, [attack.problem([seen], rng=replayed(1))], [replayed(1)], [0])
-    here = search.start(replayed(1).child("restart", 0))
-    expected = [float(search.loss(here, {}, search.fixed[0], torch.tensor(share))) for share in (0.0, 0.5)]
+    evidence = attack.evidence([seen], rng=replayed(1))
+    problem = attack.problem(evidence, replayed(1), [0], together=False)
+    here = problem.start(problem.rngs[0])
+    expected = [float(problem.loss(here, {}, problem.constants, torch.tensor(share))) for share in (0.0, 0.5)]
     assert losses == pytest.approx(expected, rel=1e-6)
     assert expected[0] != pytest.approx(expected[1], rel=1e-3)
 

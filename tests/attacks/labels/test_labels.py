@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from leaktight.attacks.labels.geng import round_to_total, step_effects
 from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given, Idlg, Joint, LabelStrategy, Wainakh, Yin
 from leaktight.core.errors import LeaktightError, ModelError, NotDisclosedError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.tasks import WordRecognition
 from leaktight.core.tensors import cloned, digest
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape, Observation, Update
+from leaktight.core.types import Batch, Observation, Update
 from leaktight.data.cifar import Cifar10
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
@@ -49,7 +50,7 @@ def accuracy(
     local = scene.pop("local", None)
     scores = []
     for seed in range(trials):
-        model = build_model(source, data.shape, data.num_classes, init=init, rng=replayed(seed).child("model"))
+        model = build_model(source, data.inputs, data.num_classes, init=init, rng=replayed(seed).child("model"))
         batch = draw(data, count, seed, **scene)
         seen = observe(model, batch, data.num_classes, local=local, seed=seed)
         scores.append(label_accuracy(rule.infer(seen, count, rng=replayed(seed).child("labels")), batch.targets))
@@ -133,7 +134,7 @@ def test_more_negative_classes_than_examples_keeps_the_lowest() -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_rules_are_deterministic_sorted_and_change_nothing(digits: Dataset, name: str) -> None:
     count = 1 if name == "idlg" else 6
-    model = build_model(ResNet20(), digits.shape, 10, rng=replayed(0)).train()
+    model = build_model(ResNet20(), digits.inputs, 10, rng=replayed(0)).train()
     seen = observe(model, draw(digits, count, 0, unique=True), 10)
     before = digest({**seen.update.tensors, **model.state_dict(), **{f"b.{k}": v for k, v in state_of(seen).items()}})
     state = torch.random.get_rng_state()
@@ -151,7 +152,7 @@ def test_rules_are_deterministic_sorted_and_change_nothing(digits: Dataset, name
 @pytest.mark.parametrize("name", ["idlg", "yin", "bias_corrected", "wainakh"])
 def test_a_delta_of_one_step_gives_the_same_labels_as_the_gradient(digits: Dataset, name: str) -> None:
     count = 1 if name == "idlg" else 6
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
+    model = build_model(LeNetZhu(), digits.inputs, 10, rng=replayed(0))
     batch = draw(digits, count, 1)
     gradient = observe(model, batch, 10)
     delta = observe(model, batch, 10, local=LocalTraining(batch_size=count, learning_rate=0.01))
@@ -161,7 +162,7 @@ def test_a_delta_of_one_step_gives_the_same_labels_as_the_gradient(digits: Datas
 
 
 def test_given_needs_the_labels_and_their_number(digits: Dataset) -> None:
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
+    model = build_model(LeNetZhu(), digits.inputs, 10, rng=replayed(0))
     seen = observe(model, draw(digits, 2, 0), 10)
     with pytest.raises(NotDisclosedError, match="labels"):
         Given().infer(seen, 2, rng=replayed(0))
@@ -172,7 +173,7 @@ def test_given_needs_the_labels_and_their_number(digits: Dataset) -> None:
 
 
 def test_geng_needs_local_training_with_sgd_for_a_delta(digits: Dataset) -> None:
-    model = build_model(LeNetZhu(), digits.shape, 10, rng=replayed(0))
+    model = build_model(LeNetZhu(), digits.inputs, 10, rng=replayed(0))
     seen = observe(model, draw(digits, 4, 0), 10, local=LocalTraining(batch_size=2))
     with pytest.raises(NotDisclosedError, match="local_training"):
         Geng().infer(replace(seen, local_training=None), 4, rng=replayed(0))
@@ -262,7 +263,7 @@ def test_the_model_may_be_the_layer_itself() -> None:
 
     batch = Batch(torch.rand(1, 1, 1, 3, generator=replayed(0).public()), torch.tensor([2]))
     seen = observe(Bare(3, 4), batch, 4)
-    assert seen.input_shape == ImageShape(1, 1, 3)
+    assert seen.inputs == Images(1, 1, 3)
     for name in ("idlg", "yin", "bias_corrected", "wainakh"):
         assert RULES[name].infer(seen, 1, rng=replayed(0)).tolist() == [2]
     assert Geng().infer(seen, 1, rng=replayed(0)).tolist() == [2]

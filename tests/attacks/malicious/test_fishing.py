@@ -38,7 +38,7 @@ def digits() -> Dataset:
 
 
 def network(data: Dataset, kind: str) -> nn.Module:
-    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=replayed(4))
+    return build_model(MODELS[kind](), data.inputs, data.num_classes, rng=replayed(4))
 
 
 def batch_with(data: Dataset, wanted: int, others: int) -> list[int]:
@@ -96,7 +96,7 @@ def test_batch_statistics_spoil_it(digits: Dataset) -> None:
 
 def test_the_image_is_found_among_others_and_not_without_tampering() -> None:
     small = Digits(size=8).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), small.shape, small.num_classes, init="wide", rng=replayed(4))
+    model = build_model(MODELS["lenet_zhu"](), small.inputs, small.num_classes, init="wide", rng=replayed(4))
 
     def closeness(strategy: Strategy) -> float:
         attack = Fishing(target=TARGET, strategy=strategy, iterations=80, learning_rate=0.1, backend="eager")

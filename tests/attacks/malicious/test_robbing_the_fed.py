@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from leaktight.attacks.malicious.robbing_the_fed import RobbingTheFed
 from leaktight.core.errors import NotDisclosedError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.tensors import parameters_of
 from leaktight.core.threat import Knowledge, ThreatModel
-from leaktight.core.types import Broadcast, ImageShape
+from leaktight.core.types import Broadcast
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.defenses.noise import AdditiveNoise
@@ -32,7 +33,7 @@ def digits() -> Dataset:
 
 
 def network(data: Dataset, kind: str = "lenet_zhu") -> nn.Module:
-    return build_model(MODELS[kind](), data.shape, data.num_classes, rng=replayed(2))
+    return build_model(MODELS[kind](), data.inputs, data.num_classes, rng=replayed(2))
 
 
 def robbed(played: Scene, attack: RobbingTheFed) -> tuple[Tensor, Tensor]:
@@ -117,14 +118,14 @@ def test_without_public_data_a_law_is_assumed(digits: Dataset, law: str) -> None
 
 def test_the_module_keeps_all_other_names_and_runs_first(digits: Dataset) -> None:
     model = network(digits)
-    changed = with_imprint(model, digits.shape, 8)
+    changed = with_imprint(model, digits.inputs, 8)
     assert set(parameters_of(changed)) - set(parameters_of(model)) == {
         f"imprint.{layer}.{part}" for layer in ("into", "back") for part in ("weight", "bias")
     }
     assert next(iter(parameters_of(changed))).startswith("imprint.")
     assert final_linear(changed)[0] == final_linear(model)[0]
     assert "imprint" not in dict(model.named_children())
-    images = torch.rand(2, *digits.shape)
+    images = torch.rand(2, *digits.inputs.shape)
     assert torch.allclose(changed(images), model(changed.get_submodule("imprint")(images)))
 
 
@@ -169,4 +170,4 @@ def test_nothing_given_is_changed(digits: Dataset) -> None:
     assert sent.model is not model
     assert all(sent.params[name] is tensor for name, tensor in honest.params.items())
     assert "imprint.into.weight" not in honest.params
-    assert ImageShape(*digits.shape) == seen[0].input_shape
+    assert Images(*digits.inputs.shape) == seen[0].inputs

@@ -29,9 +29,10 @@ from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, ImageShape, Observation
+from leaktight.core.types import Batch, Observation
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.metrics import psnr
@@ -46,7 +47,7 @@ def digits() -> Dataset:
 
 
 def victim(digits: Dataset, kind: str = "lenet_zhu", init: str = "wide") -> nn.Module:
-    return build_model(MODELS[kind](), digits.shape, digits.num_classes, init=init, rng=replayed(0))
+    return build_model(MODELS[kind](), digits.inputs, digits.num_classes, init=init, rng=replayed(0))
 
 
 def seen(digits: Dataset, count: int = 1, kind: str = "lenet_zhu", **options: Any) -> tuple[Observation, Batch]:
@@ -183,7 +184,7 @@ def test_the_same_seed_gives_the_same_bytes_and_nothing_is_touched(digits: Datas
     after = digest({**observation.update.tensors, **{f"m.{k}": v for k, v in observation.model.state_dict().items()}})
     assert after == before
     assert torch.equal(torch.get_rng_state(), generator)
-    assert first.guess.inputs.shape == (1, *digits.shape)
+    assert first.guess.inputs.shape == (1, *digits.inputs.shape)
     assert first.guess.inputs.dtype == torch.float32
 
 
@@ -309,7 +310,7 @@ def test_several_updates_of_the_same_examples_are_matched_together(digits: Datas
     second = replace(observe(victim(digits, init="default"), batch, digits.num_classes), labels=first.labels)
     attack = replace(QUICK, objective=Cosine(), labels=Joint())
     found = attack.reconstruct([first, second], rng=replayed(0))
-    assert found.guess.inputs.shape == (1, *digits.shape)
+    assert found.guess.inputs.shape == (1, *digits.inputs.shape)
 
 
 def shown(*images: float, labels: list[int]) -> Batch:
@@ -335,7 +336,7 @@ def test_agic_over_epochs_gives_the_first_epochs_examples(digits: Dataset) -> No
     batches = [draw(digits, 2, seed=7), draw(digits, 2, seed=8)]
     updates = []
     for epoch, order in enumerate(([0, 1], [1, 0])):
-        model = build_model(MODELS["lenet_zhu"](), ImageShape(1, 32, 32), 10, init="wide", rng=replayed(epoch))
+        model = build_model(MODELS["lenet_zhu"](), Images(1, 32, 32), 10, init="wide", rng=replayed(epoch))
         for place, which in enumerate(order):
             observation = observe(model, batches[which], 10)
             broadcast = replace(observation.broadcast, round=10 * epoch + place)

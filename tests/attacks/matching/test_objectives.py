@@ -25,9 +25,8 @@ from leaktight.attacks.matching.objectives import (
     Sum,
 )
 from leaktight.core.errors import UsageError
-from leaktight.core.types import ImageShape
 
-SHAPE = ImageShape(1, 4, 4)
+SHAPE = (1, 4, 4)
 
 ALL: dict[str, Objective] = {
     "squared": SquaredError(),

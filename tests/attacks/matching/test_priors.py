@@ -21,13 +21,13 @@ from leaktight.attacks.matching.priors import (
     clip_box,
 )
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
-from leaktight.core.types import ImageShape
 from leaktight.models import batch_statistics, build_model
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu
 
-CIFAR = ImageShape(3, 32, 32)
+CIFAR = Images(3, 32, 32)
 
 PRIORS: dict[str, ImagePrior] = {
     "absolute_mean": TotalVariation(),
@@ -213,7 +213,7 @@ def test_models_without_statistics_are_named() -> None:
     lenet = build_model(LeNetZhu(), CIFAR, 10, rng=replayed(0))
     with pytest.raises(ModelError, match="batch norm, got FeedForward"):
         BatchNormStatistics().penalty(
-            torch.rand(1, *CIFAR, generator=replayed(0).public()), lenet, parameters_of(lenet), {}
+            torch.rand(1, *CIFAR.shape, generator=replayed(0).public()), lenet, parameters_of(lenet), {}
         )
     model = small()
     buffers = {name: tensor for name, tensor in buffers_of(model).items() if name != "4.running_var"}

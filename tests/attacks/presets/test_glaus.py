@@ -31,7 +31,7 @@ QUERIES = 300
 def asked() -> tuple[Batch, list[Observation]]:
     """The truth, and what a server saw that asked one client again and again in ordinary rounds."""
     data = Digits(size=16).load(Path())
-    model = build_model(MODELS["lenet_zhu"](), data.shape, 10, init="wide", rng=replayed(1))
+    model = build_model(MODELS["lenet_zhu"](), data.inputs, 10, init="wide", rng=replayed(1))
     place = scene(data, model, batch=1, examples=[5], defense=MinMaxSampling())
     return place.play(Glaus(queries=QUERIES))
 

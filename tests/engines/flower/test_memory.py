@@ -108,7 +108,7 @@ def test_another_name_of_the_run_begins_no_new_budget(federation: Federation, tm
         restarted = grid_for(each, state_dir=tmp_path / folder, reproducible=False)
         assert isinstance(ask(restarted, train(each), run="b"), Declined)
         claimed = tmp_path / folder / f"{CLIENT}.run"
-        assert f"remove {claimed} to let another in" in (tmp_path / folder / f"{CLIENT}.log").read_text()
+        assert f"remove {claimed} to allow another" in (tmp_path / folder / f"{CLIENT}.log").read_text()
         assert claimed.stat().st_mode & 0o777 == 0o600
         claimed.unlink()
         assert isinstance(ask(restarted, train(each), run="b"), Trained)
@@ -173,7 +173,7 @@ def test_turns_do_not_go_back(federation: Federation, tmp_path: Path) -> None:
     log = tmp_path / f"{CLIENT}.log"
     assert "answered already, to another request" in log.read_text()
     assert isinstance(ask(grid, train(federation, moved=0.1), turn=1), Declined)
-    assert "comes after a later one" in log.read_text()
+    assert "arrived after a later one" in log.read_text()
     assert isinstance(ask(grid, train(federation, 2), epoch=2), Trained)
     assert isinstance(ask(grid, train(federation), turn=3), Declined)
     assert "asked for round 1 again, after round 3" in log.read_text()
@@ -194,7 +194,7 @@ def test_the_same_request_gets_the_same_bytes_and_no_work(
 
 
 def other_data(federation: Federation) -> Federation:
-    return replace(federation, examples=replace(federation.examples, images=255 - federation.examples.images))
+    return replace(federation, examples=replace(federation.examples, inputs=255 - federation.examples.inputs))
 
 
 @pytest.mark.parametrize(

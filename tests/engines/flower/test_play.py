@@ -25,7 +25,7 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.engines import inprocess
 from leaktight.engines.flower.carrier import GridCarrier
 from leaktight.engines.flower.messages import read_reply, reply_message
-from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import Federation, FederationState
@@ -49,7 +49,7 @@ def grid_for(
     reproducible: bool = True,
     change: Change = lambda sent, reply: reply,
 ) -> LocalGrid:
-    app = client_app(lambda message, context: Home(federation, state_dir, reproducible))
+    app = client_app(lambda message, context: NodeSettings(federation, state_dir, reproducible))
     return LocalGrid(app, nodes(len(federation.shares)), change)
 
 
@@ -231,11 +231,11 @@ def test_an_error_of_flowers_own_is_told_in_our_words(make_federation: MakeFeder
     assert outcomes[0].failures == {"client-000": "the node is gone"}
 
 
-def test_two_nodes_of_one_name_and_strangers_are_left_out(
+def test_two_nodes_of_one_name_and_unknown_nodes_are_ignored(
     make_federation: MakeFederation, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = make_federation(plan=FederationPlan(rounds=1, min_clients=3))
-    app = client_app(lambda message, context: Home(federation, None, True))
+    app = client_app(lambda message, context: NodeSettings(federation, None, True))
     grid = LocalGrid(app, {**nodes(4), 5: {"client": "client-001"}, 6: {"client": "nobody"}})
     carrier = GridCarrier(grid, sorted(federation.shares), "a")
     carrier.gather(0.0)

@@ -25,14 +25,14 @@ from leaktight.core.tensors import digest
 from leaktight.core.types import Params, State
 from leaktight.engines import inprocess
 from leaktight.engines.flower.messages import read_request
-from leaktight.engines.flower.node import Home, client_app
+from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.flower.simulation import backend
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.fl.run_folder import open_run
+from leaktight.results.folder import open_run
 
 from flwr.app import Context, Message  # isort: skip
 from flwr.serverapp import Grid  # isort: skip
@@ -71,11 +71,11 @@ def shipped(path: str) -> dict[str, Federation]:
     return federations
 
 
-def at_node(path: str, message: Message, context: Context) -> Home:
+def at_node(path: str, message: Message, context: Context) -> NodeSettings:
     """Every federation of this test by the name of its run; the first says who the node is."""
     federations = shipped(path)
     hello = message.metadata.message_type.endswith("hello")
-    return Home(federations["none" if hello else read_request(message).place.run], None, reproducible=True)
+    return NodeSettings(federations["none" if hello else read_request(message).place.run], None, reproducible=True)
 
 
 @pytest.fixture(scope="module")

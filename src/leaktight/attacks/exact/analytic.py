@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import Attack, require_seen
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.models.surgery import CONVOLUTIONS, layer_inputs, mode_of
@@ -30,11 +31,11 @@ class Gradient(NamedTuple):
         return self.tensors[name]
 
 
-def only(seen: Sequence[Observation]) -> Observation:
+def only(attack: Attack, seen: Sequence[Observation]) -> Observation:
     """The one observation that an attack in closed form works on."""
     if len(seen) != 1:
         raise UsageError(f"expected one observation, got {len(seen)}; attack them one at a time")
-    return seen[0]
+    return require_seen(attack, seen)
 
 
 def gradient_of(seen: Observation) -> Gradient:
@@ -65,8 +66,8 @@ class Entrance:
 
 def entrance(seen: Observation) -> Entrance:
     """Find that layer by showing it three images; a network that mixes pixels before it is a named error."""
-    shape = tuple(seen.input_shape)
-    ramp = torch.linspace(1, 0, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+    shape = seen.inputs.shape
+    ramp = torch.linspace(1, 0, seen.inputs.size, dtype=torch.float64).reshape(shape)
     shown = [entered(seen, image[None]) for image in (torch.zeros_like(ramp), torch.ones_like(ramp), ramp)]
     first = next(iter(shown[0]))
     size = shown[0][first].numel()
@@ -101,4 +102,4 @@ def precise(seen: Observation) -> dict[str, Tensor]:
 def answer(images: Tensor, labels: Tensor, loss: float, notes: dict[str, object]) -> Reconstruction:
     """Images in [0, 1] with their labels."""
     guess = images.nan_to_num(0.5, 1.0, 0.0).clamp(0, 1).to(torch.float32)
-    return Reconstruction(Batch(guess, labels), loss, notes)
+    return Reconstruction(Batch(guess, labels), loss, notes, first_loss=loss)

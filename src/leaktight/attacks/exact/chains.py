@@ -89,8 +89,7 @@ def chain_of(seen: Observation) -> list[Link]:
                 f"in a chain, got {type(module).__name__} at {name!r}; use an attack by search"
             )
 
-    size = torch.Size(seen.input_shape).numel()
-    image = torch.linspace(0, 1, size, dtype=torch.float64).reshape(1, *seen.input_shape)
+    image = torch.linspace(0, 1, seen.inputs.size, dtype=torch.float64).reshape(1, *seen.inputs.shape)
     logits = _run(seen, image, step)
     names = {link.name for link in links}
     if not links or len(names) != len(links) or not torch.allclose(_along(links, seen, image), logits, atol=1e-9):

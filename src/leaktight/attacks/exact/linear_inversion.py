@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leaktight.attacks.exact.analytic import Entrance, Gradient, answer, entrance, gradient_of, only
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Observation, Reconstruction
@@ -19,7 +19,7 @@ from leaktight.models.surgery import final_linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearInversion:
+class LinearInversion(Attack):
     """Linear-layer inversion: the first layer's weight gradient over its bias gradient, in closed form.
 
     One example: exact for every network whose first layer is linear with a bias. Several examples: a network of one
@@ -42,7 +42,7 @@ class LinearInversion:
             raise ValueError(f"expected refinements >= 0, got {self.refinements}")
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        one = only(seen)
+        one = only(self, seen)
         require(one, *self.requires)
         first = entrance(one)
         gradient = gradient_of(one)

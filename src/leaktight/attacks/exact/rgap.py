@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from leaktight.attacks.exact.analytic import Gradient, answer, entrance, gradien
 from leaktight.attacks.exact.chains import Link, activation_of, chain_of
 from leaktight.attacks.exact.rank_analysis import gradient_matrix
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
@@ -58,7 +58,7 @@ class _Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RGap:
+class RGap(Attack):
     """R-GAP: recursive gradient attack on privacy, the input solved layer by layer from the last to the first.
 
     The last layer gives its input and what flows back. Every convolution before it is solved by least squares: its
@@ -80,7 +80,7 @@ class RGap:
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        one = only(seen)
+        one = only(self, seen)
         require(one, *self.requires)
         if one.batch_size != 1:
             raise UsageError(f"expected one example for rgap, got {one.batch_size}; use a search")
@@ -102,7 +102,8 @@ class RGap:
             "failed_at": failed,
             "attempts": len(attempts),
         }
-        return answer(best.image, torch.tensor([best.label]), best.loss, notes)
+        found = answer(best.image, torch.tensor([best.label]), best.loss, notes)
+        return replace(found, first_loss=attempts[0].loss)
 
 
 def _last_inputs(seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:

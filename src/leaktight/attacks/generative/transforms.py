@@ -86,8 +86,7 @@ def _compression(view: View, seen: Observation) -> View:
 
 
 def _soteria(view: View, seen: Observation) -> View:
-    example = next(iter(view.params.values()))
-    blank = torch.zeros(1, *seen.input_shape, dtype=next(view.trainer.model.parameters()).dtype, device=example.device)
+    blank = seen.inputs.blank(1, next(view.trainer.model.parameters()))
     layer, _ = final_linear(view.trainer.model, blank)
     name = f"{layer}.weight" if layer else "weight"
     if name not in view.target:

@@ -69,7 +69,7 @@ class Geng(LabelStrategy):
 
     def _behaviour(self, seen: Observation, head: HeadGradient, params: Params, rng: Rng) -> Behaviour:
         """The same noise for every model, so that a difference is the model's."""
-        images = Noise(distribution="uniform").draw((self.num_dummies, *seen.input_shape), rng.public())
+        images = Noise(distribution="uniform").draw((self.num_dummies, *seen.inputs.shape), rng.public())
         weight = params[head.name_of("weight")]
         bias = params.get(head.name_of("bias"))
         model = batch_statistics(seen.model)

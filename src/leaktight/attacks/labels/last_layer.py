@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import LabelSource
 from leaktight.core.rng import Rng
-from leaktight.core.tasks import Classification
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation
@@ -22,9 +22,10 @@ _OTHERWISE = "disclose the labels and use given, or optimise them with joint"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelStrategy(ABC):
-    """A way to know the labels before the images are sought."""
+    """A way to know the labels before the images are sought. source: "given" or "inferred"."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
+    source: ClassVar[LabelSource] = "inferred"
 
     @abstractmethod
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
@@ -67,7 +68,7 @@ class HeadGradient(NamedTuple):
 
 def head_gradient(seen: Observation) -> HeadGradient:
     """The last linear layer's part of the update, as a gradient. Raises an error that says what is wrong with it."""
-    if not isinstance(seen.task, Classification):
+    if not seen.task.one_class:
         raise UsageError(f"expected a classification for label rules, got {type(seen.task).__name__}; {_OTHERWISE}")
     if (bad := first_non_finite(seen.update.tensors)) is not None:
         raise UsageError(f"expected finite numbers in the update, got NaN or infinity in {bad!r}; labels are not in it")
@@ -89,8 +90,7 @@ def _last_layer(seen: Observation) -> tuple[str, nn.Linear]:
     kind = type(seen.model).__name__
     example = next(seen.model.parameters(), torch.zeros(()))
     try:
-        blank = torch.zeros(1, *seen.input_shape, dtype=example.dtype, device=example.device)
-        name, layer = final_linear(seen.model, blank)
+        name, layer = final_linear(seen.model, seen.inputs.blank(1, example))
     except ModelError:
         raise ModelError(
             f"expected a model that ends in a linear layer, got {kind} without one; {_OTHERWISE}"

@@ -17,7 +17,7 @@ from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Broadcast, Observation, Reconstruction
@@ -37,7 +37,7 @@ class Catch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fishing(Preset):
+class Fishing(Preset, ActiveAttack):
     """Fishing: a changed last layer makes one image of a batch dominate the gradient; then that one is inverted.
 
     The first query is honest: labels are read from it, or given. "class": all logits but the wanted one are held at
@@ -98,7 +98,7 @@ class Fishing(Preset):
     def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
         if not seen:
             return broadcast
-        target, strategy = self._plan(seen[0], rng)
+        target, strategy = self._plan(require_seen(self, seen), rng)
         if strategy == "none" or len(seen) >= self.max_queries or (strategy == "class" and len(seen) == 2):
             return None
         if len(seen) == 1:
@@ -149,10 +149,11 @@ class Fishing(Preset):
         }
         return replace(broadcast, params={**broadcast.params, **moved})
 
+    def composition(self) -> Matching | None:
+        return None
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        if not seen:
-            raise UsageError("expected at least one observation, got none")
-        target, strategy = self._plan(seen[0], rng)
+        target, strategy = self._plan(require_seen(self, seen), rng)
         one = self.catch(seen, rng=rng)
         found = replace(self.matching(), labels=Given()).reconstruct([one], rng=rng, progress=progress)
         notes = {"target": target, "strategy": strategy, "queries": len(seen)}

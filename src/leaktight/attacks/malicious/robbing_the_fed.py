@@ -14,10 +14,10 @@ from torch import Tensor
 
 from leaktight.attacks.exact.analytic import answer, gradient_of
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.types import Broadcast, ImageShape, Observation, Reconstruction
+from leaktight.core.types import Broadcast, Observation, Reconstruction
 from leaktight.models.imprint import NAME, with_imprint
 
 Measure: TypeAlias = Literal["mean", "fourier", "random"]
@@ -32,7 +32,7 @@ _PER_KNOT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobbingTheFed:
+class RobbingTheFed(ActiveAttack):
     """Robbing the Fed: an imprint module before the first layer sorts images into bins; each bin of one image is exact.
 
     Every unit of the module measures the same feature of an image and opens above its own threshold, so the gradients
@@ -92,12 +92,12 @@ class RobbingTheFed:
             return broadcast
         if len(seen) > 1:
             return None
-        require(seen[0], *self.requires)
+        require(require_seen(self, seen), *self.requires)
         if broadcast.model is None:
             raise ModelError("expected the network beside its parameters, got none; give it in broadcast.model")
-        shape = seen[0].input_shape
-        row = _ROWS[self.measure](shape, self.mode, rng.child("measure"))
-        model = with_imprint(broadcast.model, shape, self.num_bins, None if self.form == "relu" else self.gain)
+        inputs = seen[0].inputs
+        row = _ROWS[self.measure](inputs.size, self.mode, rng.child("measure"))
+        model = with_imprint(broadcast.model, inputs, self.num_bins, None if self.form == "relu" else self.gain)
         return replace(
             broadcast,
             params={**self._module(row, self._edges(row, seen[0]), rng.child("disguise")), **broadcast.params},
@@ -145,7 +145,7 @@ class RobbingTheFed:
         strength = bias.abs()
         order = strength.argsort(descending=True, stable=True)
         taken = order[strength[order] > _EMPTY * float(strength.max())][: last.batch_size]
-        images = (weight[taken] / bias[taken, None]).reshape(-1, *last.input_shape)
+        images = (weight[taken] / bias[taken, None]).reshape(-1, *last.inputs.shape)
         if progress is not None:
             progress(0, 0.0, images)
         notes = {
@@ -157,23 +157,20 @@ class RobbingTheFed:
         return answer(images, torch.zeros(len(taken), dtype=torch.long), 0.0, notes)
 
 
-def _mean_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
-    size = shape.channels * shape.height * shape.width
+def _mean_row(size: int, mode: int, rng: Rng) -> Tensor:
     return torch.full((size,), 1 / size, dtype=torch.float64)
 
 
-def _fourier_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
-    size = shape.channels * shape.height * shape.width
+def _fourier_row(size: int, mode: int, rng: Rng) -> Tensor:
     places = torch.arange(size, dtype=torch.float64) + 0.5
     return torch.cos(math.pi / size * places * mode) * (4 * max(mode, 0.33) / size)
 
 
-def _random_row(shape: ImageShape, mode: int, rng: Rng) -> Tensor:
-    size = shape.channels * shape.height * shape.width
+def _random_row(size: int, mode: int, rng: Rng) -> Tensor:
     return torch.randn(size, generator=rng.public(), dtype=torch.float64) / math.sqrt(size)
 
 
-_ROWS: Mapping[str, Callable[[ImageShape, int, Rng], Tensor]] = {
+_ROWS: Mapping[str, Callable[[int, int, Rng], Tensor]] = {
     "mean": _mean_row,
     "fourier": _fourier_row,
     "random": _random_row,

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from leaktight.models.source import require_choice
 
-Shape: TypeAlias = tuple[int, int, int, int]
+Shape: TypeAlias = tuple[int, ...]
 """(N, C, H, W)."""
 
 Distribution: TypeAlias = Literal["normal", "standard_normal", "uniform"]

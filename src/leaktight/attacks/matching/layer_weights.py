@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.types import ImageShape, Params
+from leaktight.core.types import Params
 from leaktight.models.surgery import conv_bn_blocks, layers_in_order
 
 Weighting: TypeAlias = Literal[
@@ -86,7 +86,7 @@ def curve_weights(weighting: str, beta: float, count: int) -> list[float]:
     return [1 + (curve.last(beta) - 1) * curve.share(place, count) for place in range(1, count + 1)]
 
 
-def counted_layers(model: nn.Module, shape: ImageShape) -> list[tuple[str, ...]]:
+def counted_layers(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
     """The layers that get a weight of their own, first to last in the order in which they run on a blank image.
 
     Each is the names of a convolution, projections included, and of the batch norm that follows it. A network without
@@ -101,7 +101,7 @@ def counted_layers(model: nn.Module, shape: ImageShape) -> list[tuple[str, ...]]
 
 
 def layer_weights(
-    model: nn.Module, shape: ImageShape, target: Params, *, weighting: str, beta: float, relu_modifier: bool
+    model: nn.Module, shape: tuple[int, ...], target: Params, *, weighting: str, beta: float, relu_modifier: bool
 ) -> dict[str, float]:
     """The weight of every tensor of `target`: alpha of the layer that it belongs to (Eq. 7 and 8).
 

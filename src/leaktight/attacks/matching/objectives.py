@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from leaktight.attacks.matching.layer_weights import WEIGHTINGS, Weighting, layer_weights
 from leaktight.core.errors import UsageError
 from leaktight.core.tensors import first_non_finite, squared_norm
-from leaktight.core.types import ImageShape, Params
+from leaktight.core.types import Params
 from leaktight.models.source import require_choice
 
 Prepared: TypeAlias = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Objective(ABC):
 
     scale_free: ClassVar[bool] = False
 
-    def prepare(self, target: Params, model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def prepare(self, target: Params, model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         """The constants of `loss`: copies, which share no memory with the target.
 
         model, shape: the network and the size of its images; some objectives look at the order of the layers.
@@ -44,7 +44,7 @@ class Objective(ABC):
         return self.constants({name: tensor.detach().clone() for name, tensor in target.items()}, model, shape)
 
     @abstractmethod
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         """What `prepare` gives for a target that it has checked and copied."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class _Elementwise(Objective):
     def __post_init__(self) -> None:
         require_choice("reduction", self.reduction, _REDUCTIONS)
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         return {"target": target}
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -110,7 +110,7 @@ class AbsoluteError(_Elementwise):
 class Euclidean(Objective):
     """The Euclidean distance over all tensors: what GRNN's published code calls the Wasserstein distance."""
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         return {"target": target}
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -127,7 +127,7 @@ class Cosine(Objective):
 
     scale_free: ClassVar[bool] = True
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         return _directions(target, dict.fromkeys(target, 1.0))
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -159,7 +159,7 @@ class LayerCosine(Objective):
         if not (math.isfinite(self.beta) and self.beta >= 1):
             raise ValueError(f"expected beta >= 1, got {self.beta}; for decreasing weights set weighting")
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         weights = layer_weights(
             model, shape, target, weighting=self.weighting, beta=self.beta, relu_modifier=self.relu_modifier
         )
@@ -183,7 +183,7 @@ class SortedWasserstein(Objective):
     def __post_init__(self) -> None:
         require_choice("scope", self.scope, _SCOPES)
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         vectors = _SCOPES[self.scope](target)
         # The target itself is kept for its names and order alone.
         return {"target": target, "sorted": {name: vector.sort().values for name, vector in vectors.items()}}
@@ -217,7 +217,7 @@ class Sum(Objective):
         if not all(math.isfinite(weight) for weight, _ in self.terms):
             raise ValueError(f"expected finite weights, got {[weight for weight, _ in self.terms]}")
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: ImageShape) -> dict[str, Any]:
+    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         # Each term has copies of its own: a tracer takes one tensor in two places for one input.
         return {str(place): term.prepare(target, model, shape) for place, (_, term) in enumerate(self.terms)}
 

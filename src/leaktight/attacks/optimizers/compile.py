@@ -15,9 +15,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 
 Backend: TypeAlias = Literal["eager", "fx", "inductor"]
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -73,6 +71,10 @@ def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
 
     Operations in place are replaced first: they would be kept, used or not.
     """
+    # Slow to import; an attack traces a few times.
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     graph = make_fx(functionalize(function, remove="mutations"), tracing_mode="fake")(*inputs)
     for node in graph.graph.nodes:
         if node.op == "call_function" and _changes_nothing(node):

@@ -12,9 +12,10 @@ from torch import Tensor
 from leaktight.attacks.exact.analytic import gradient_of
 from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
 from leaktight.attacks.labels.rules import Idlg
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
@@ -27,7 +28,7 @@ _MAGNITUDES = ("ranks", "odds", "values")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glaus(Dlg):
+class Glaus(Dlg, ActiveAttack):
     """GLAUS: asks for samples of one gradient again and again, estimates it from which entries come, then DLG.
 
     The server sends the same model `queries` times; the client, on the same examples, answers with another random
@@ -75,6 +76,9 @@ class Glaus(Dlg):
             return broadcast
         return replace(broadcast, params=seen[0].broadcast.params, buffers=seen[0].broadcast.buffers)
 
+    def composition(self) -> Matching | None:
+        return None
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         estimated = self.estimate(seen, rng=rng.child("colluders"))
         found = self.matching().reconstruct([estimated], rng=rng, progress=progress)
@@ -89,17 +93,16 @@ class Glaus(Dlg):
 
     def estimate(self, seen: Sequence[Observation], *, rng: Rng) -> Observation:
         """The one gradient behind all samples, as an observation of it."""
-        if not seen:
-            raise UsageError("expected at least one observation, got none")
+        first = require_seen(self, seen)
         for each in seen:
             require(each, *self.requires)
-            if not _same(each.broadcast.params, seen[0].broadcast.params):
+            if not _same(each.broadcast.params, first.broadcast.params):
                 raise UsageError("expected answers to one and the same model, got several; attack them one at a time")
         samples = _Samples(seen)
         shown = self.magnitudes == "values" or not samples.vary
-        flat = samples.total / len(seen) if shown else self._pieced(seen[0], samples, rng)
-        update = Update(samples.shaped(flat), "gradient", seen[0].update.num_examples)
-        return replace(seen[0], update=update)
+        flat = samples.total / len(seen) if shown else self._pieced(first, samples, rng)
+        update = Update(samples.shaped(flat), "gradient", first.update.num_examples)
+        return replace(first, update=update)
 
     def _pieced(self, one: Observation, samples: _Samples, rng: Rng) -> Tensor:
         """The gradient from how often entries came, their signs, and the gradients of colluding clients."""
@@ -121,7 +124,7 @@ class Glaus(Dlg):
         public = one.public_data
         assert public is not None
         places = torch.arange(len(public.targets))
-        if one.batch_size == 1 and public.targets.ndim == 1:
+        if one.batch_size == 1 and one.task.one_class:
             signs = Update(samples.shaped(samples.signs), "gradient", 1)
             label = int(head_gradient(replace(one, update=signs)).row_sums().argmin())
             same = places[public.targets == label]

@@ -1,4 +1,4 @@
-"""The federation on Flower: carries the requests of `fl.protocol` as Flower messages. No algorithm is in here."""
+"""A federation on Flower: the requests of `fl.protocol` as Flower messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SWITCHED_OFF = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""What Flower and Ray would otherwise send to their makers, install by themselves, or warn of."""
+"""Settings that turn off telemetry, update checks, automatic installation and warnings of Flower and Ray."""
 
-for _name, _value in SWITCHED_OFF.items():  # before Flower is imported, which reads them then
+for _name, _value in SWITCHED_OFF.items():  # Flower reads them when it is imported
     os.environ.setdefault(_name, _value)
 
 if find_spec("flwr") is None:

@@ -1,4 +1,4 @@
-"""The server's side of the transport: who is where, what was sent to whom, and what came back."""
+"""The server's side of the transport: nodes of clients, requests to them, and their replies."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ HELLO_SECONDS = 60.0
 
 @dataclass
 class GridCarrier:
-    """Moves requests to the nodes and replies back. The names of clients are known, their nodes are found out.
+    """Sends requests to the nodes of clients and returns their replies. It asks new nodes which client they are.
 
-    timeout: seconds to wait for the answers to one set of requests (None: for ever).
+    clients: the names. run: of the run. timeout: seconds to wait for the replies to a set of requests; None: no limit.
     """
 
     grid: Grid
@@ -44,11 +44,11 @@ class GridCarrier:
     after_client: Callable[[], None] = lambda: None
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     nodes: dict[str, int] = field(default_factory=dict)
-    _strangers: set[int] = field(default_factory=set)
+    _rejected: set[int] = field(default_factory=set)
     _turn: int = 0
 
     def gather(self, seconds: float) -> None:
-        """Wait until every client has a node, or until the time is up; at least one is needed."""
+        """Wait up to `seconds` until every client has a node; an error if none has."""
         end = time.monotonic() + seconds
         while True:
             self._meet(max(1.0, end - time.monotonic()))
@@ -59,14 +59,14 @@ class GridCarrier:
         if not self.nodes:
             raise LeaktightError(f"expected nodes of {len(self.clients)} clients, got none in {seconds:g} s")
         for client in missing:
-            LOG.warning("%s has no node; going on without it", client)
+            LOG.warning("%s has no node; continuing without it", client)
 
     def begin_epoch(self, epoch: int) -> None:
-        """The server has stored its state: what is asked from now on follows it."""
+        """Start a new epoch, after the server has stored its state."""
         self.epoch, self._turn = epoch, 0
 
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
-        """Send every request to its client's node, and give the replies by client, sorted by name."""
+        """Send every request to its client's node. Returns the replies by client, sorted by name."""
         self._meet(HELLO_SECONDS if self.timeout is None else self.timeout)
         place = Place(self.run, self.session, self.epoch, self._turn)
         self._turn += 1
@@ -74,7 +74,7 @@ class GridCarrier:
         sent: dict[str, Message] = {}
         for client, request in sorted(requests.items()):
             if client in self.nodes:
-                model = None if isinstance(request, Ask) else _once(models, request)
+                model = None if isinstance(request, Ask) else _model_record_once(models, request)
                 sent[client] = request_message(request, model, place, self.nodes[client], self.timeout)
         received = self._send(list(sent.values()), self.timeout)
         replies: dict[str, Outcome] = {}
@@ -95,37 +95,37 @@ class GridCarrier:
         return reply
 
     def _send(self, messages: list[Message], timeout: float | None) -> dict[str, Message]:
-        """Replies by the message that they answer: the error of a dead node carries a wrong sender."""
+        """Replies by the id of the message that they answer: the error of a dead node names a wrong sender."""
         if not messages:
             return {}
         replies = self.grid.send_and_receive(messages, timeout=timeout)
         return {reply.metadata.reply_to_message_id: reply for reply in replies}
 
     def _meet(self, seconds: float) -> None:
-        """Ask nodes that are new for their names, and forget those that are gone."""
+        """Ask new nodes for the names of their clients, and remove nodes that are gone."""
         alive = set(self.grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in alive}
-        new = sorted(alive.difference(self.nodes.values(), self._strangers))
+        new = sorted(alive.difference(self.nodes.values(), self._rejected))
         messages = [hello_message(node, seconds) for node in new]
         received = self._send(messages, seconds)
-        said: dict[int, str] = {}
+        claimed: dict[int, str] = {}
         for message in messages:
             reply = received.get(message.metadata.message_id)
             name = None if reply is None or reply.has_error() else read_hello(reply)
             if name is not None:
-                said[message.metadata.dst_node_id] = name
-        shared = Counter(said.values())
-        for node, name in said.items():
+                claimed[message.metadata.dst_node_id] = name
+        shared = Counter(claimed.values())
+        for node, name in claimed.items():
             if name not in self.clients or name in self.nodes or shared[name] > 1:
-                why = "there is no such client" if name not in self.clients else "another node says the same"
-                LOG.error("node %d says that it is %.80r, but %s; it is left out", node, name, why)
-                self._strangers.add(node)
+                why = "there is no such client" if name not in self.clients else "another node has the same name"
+                LOG.error("node %d claims to be client %.80r, but %s; it is ignored", node, name, why)
+                self._rejected.add(node)
             else:
                 self.nodes[name] = node
 
 
-def _once(models: dict[int, ArrayRecord], request: Request) -> ArrayRecord:
-    """The model of a request, made into a record once for all who get it."""
+def _model_record_once(models: dict[int, ArrayRecord], request: Request) -> ArrayRecord:
+    """The model of a request as a record, which is made once for all clients that get it."""
     assert not isinstance(request, Ask)
     key = id(request.broadcast)
     if key not in models:

@@ -1,4 +1,4 @@
-"""`guard_mod`: the guard in a ClientApp of your own, by one line."""
+"""`guard_mod`: the guard in your own ClientApp."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, RefusedError, UsageError
 from leaktight.core.types import Broadcast, State, Update
-from leaktight.engines.flower.arrays import only_arrays, tensors_of, unnamed
-from leaktight.engines.flower.shelf import LOG, Shelf, refusal
+from leaktight.engines.flower.user_app import LOG, ModState, only_arrays, refusal, tensors_of, unnamed
 from leaktight.fl.local import Meter
 from leaktight.guard import BroadcastGuard
 
@@ -26,16 +25,15 @@ def guard_mod(
     state_dir: Path | str | None = None,
     name: str = "guard",
 ) -> Mod:
-    """A mod that looks at every model before `@app.train` does: `ClientApp(mods=[guard_mod(BroadcastGuard(), net)])`.
+    """A mod that checks every model before `@app.train` gets it: `ClientApp(mods=[guard_mod(BroadcastGuard(), net)])`.
 
-    A refused model never reaches your function, and an error without any text is sent in place of an update; the
-    reasons are in the node's own log. Put it first, before `defense_mod`: what the server changed is seen best in what
-    it sent and in what it was sent.
+    A refused model does not reach your function; the server gets an error without text, and the node's log has the
+    reasons. Put it before `defense_mod`, so that it compares the server's model with what was sent to the server.
 
-    model: the network that was agreed on, by whose names arrays are known. inputs: some of the client's own images, as
-    the network takes them, for the sign "constant"; without them it is not looked for.
-    state_dir: where the last model is kept, so that it outlives the node's process; without it, `state-dir` of the
-    node's config; without that, Flower's context. name: of the state; another name starts anew.
+    model: the network that was agreed on; its names identify arrays. inputs: some of the client's images, (N, C, H, W),
+    for the sign "constant"; None skips that sign.
+    state_dir: the folder of the last model, so that it survives a restart of the node; default: `state-dir` of the
+    node's config, else Flower's context. name: of the state; a new name starts with an empty one.
     """
     params = {parameter for parameter, _ in model.named_parameters()}
 
@@ -53,8 +51,8 @@ def guard_mod(
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         try:
-            shelf = Shelf(name, context, state_dir)
-            known = shelf.read() or {}
+            memory = ModState(name, context, state_dir)
+            known = memory.read() or {}
             broadcast = received(message, known)
             state = guard.admit(broadcast, model, inputs, known, report=Meter())
         except LeaktightError as error:
@@ -63,14 +61,14 @@ def guard_mod(
         reply = call_next(message, context)
         if reply.has_content():
             state = guard.after(_change(reply.content, broadcast), broadcast, state)
-        shelf.write(state)
+        memory.write(state)
         return reply
 
     return mod
 
 
 def _round(content: RecordDict, known: State) -> int:
-    """Which round this is, from 0: as the server says, else the next."""
+    """The index of the round, from 0: as the server states it, else the next one."""
     for record in content.config_records.values():
         if isinstance(number := record.get(_ROUND), int):
             return number - 1
@@ -78,7 +76,7 @@ def _round(content: RecordDict, known: State) -> int:
 
 
 def _change(content: RecordDict, broadcast: Broadcast) -> Update:
-    """What the client's answer makes of the model that was sent."""
+    """The client's reply as a change of the model that was sent."""
     after = tensors_of(content.array_records[only_arrays(content, "client's reply")])
     change = {name: after[name] - tensor for name, tensor in broadcast.params.items() if name in after}
     return Update(tensors=change, kind="delta")

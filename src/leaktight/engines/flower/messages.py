@@ -1,4 +1,4 @@
-"""Requests and replies as Flower messages. What arrives may come from anybody: foreign bytes are a named error."""
+"""Requests and replies as Flower messages. Received bytes are not trusted: invalid ones are an error."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _REPLIES = (Trained, Evaluated, Answered, Declined)
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a run a request belongs, so that a node knows which of its states to answer from.
+    """The position of a request in a run, by which a node recognises repeated requests.
 
-    run: the run's own name. session: of the server process that asks. epoch: how often the server had stored its state.
-    turn: how many requests it had sent since then.
+    run: the name of the run. session: of the server process. epoch: how often the server had stored its state.
+    turn: the number of requests since then.
     """
 
     run: str
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Envelope:
-    """A request with its place. digest: of all that was asked, model included."""
+    """A request with its position. digest: a hash of the request, including the model."""
 
     place: Place
     request: Request
@@ -64,7 +64,7 @@ class Envelope:
 
 
 def model_record(broadcast: Broadcast) -> ArrayRecord:
-    """The model as one array of bytes; Flower cuts it into pieces and stores equal ones once."""
+    """The model as one array of bytes, which Flower splits into chunks and stores once."""
     return _record(pack({"params": broadcast.params, "buffers": broadcast.buffers}))
 
 
@@ -100,7 +100,7 @@ def read_request(message: Message) -> Envelope:
             raise ValueError("another type of message than its request")
         _require_plain(request)
         if isinstance(request, Train) and request.broadcast.round != place.epoch:
-            raise ValueError("another round than its place says")
+            raise ValueError("another round than its position")
     except LeaktightError:
         raise
     except Exception as error:
@@ -109,26 +109,26 @@ def read_request(message: Message) -> Envelope:
 
 
 def reply_bytes(reply: Reply) -> bytes:
-    """A reply as it travels, and as a node keeps it."""
+    """A reply as bytes, to send and to store."""
     return encode({"reply": reply})
 
 
 def reply_message(reply: Reply | bytes, to: Message) -> Message:
-    """The answer to a message; bytes: of a reply, as `reply_bytes` gives them."""
+    """The answer to a message. reply: a reply, or its `reply_bytes`."""
     data = reply if isinstance(reply, bytes) else reply_bytes(reply)
     return Message(RecordDict({_REPLY: _record(data)}), reply_to=to)
 
 
 def read_reply(message: Message) -> Outcome:
-    """The inverse of `reply_message`; anything else is a client that failed."""
+    """The inverse of `reply_message`; any other message is a failure of the client."""
     if message.has_error():
-        # Flower puts the text of an exception into the reason; it is neither read nor repeated here.
+        # The reason can hold the text of a client's exception, so it is not read.
         return Failed(_ERRORS.get(message.error.code, f"Flower's error {message.error.code}"))
     try:
         reply = decode(_bytes(message.content.array_records[_REPLY]))["reply"]
     except Exception as error:
         return Failed(f"the answer cannot be read ({type(error).__name__})")
-    return reply if isinstance(reply, _REPLIES) else Failed("the answer is no reply of this protocol")
+    return reply if isinstance(reply, _REPLIES) else Failed("the answer is not a reply of this protocol")
 
 
 def hello_message(node: int, ttl: float | None) -> Message:
@@ -140,7 +140,7 @@ def hello_reply(client: str, to: Message) -> Message:
 
 
 def read_hello(message: Message) -> str | None:
-    """The name of the client, or None where the node does not say."""
+    """The name of the client, or None if the node does not state it."""
     try:
         return str(message.content.config_records[_CLIENT]["client"])
     except Exception:
@@ -148,9 +148,9 @@ def read_hello(message: Message) -> str | None:
 
 
 _ERRORS = {
-    1: "the node could not load the app; its own log says why",
-    2: "the client's app raised an error; its own log says which",
-    3: "the request ran out of time",
+    1: "the node could not load the app; see its log",
+    2: "the client's app raised an error; see its log",
+    3: "the request timed out",
     4: "the answer is lost",
     5: "the node is gone",
     8: "the client's process died",
@@ -159,10 +159,10 @@ _ERRORS = {
 
 
 def _require_plain(request: Request) -> None:
-    """Networks never travel, and a question is for one of two."""
+    """Raise ValueError for a request with a network, or a question to an unknown recipient."""
     if isinstance(request, Ask):
         if request.to not in ("aggregator", "defense"):
-            raise ValueError("a question to nobody")
+            raise ValueError("a question to an unknown recipient")
     elif request.broadcast.model is not None:
         raise ValueError("a network beside the tensors")
 

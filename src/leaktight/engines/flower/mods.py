@@ -1,4 +1,4 @@
-"""`defense_mod`: a defense in a ClientApp of your own, by one line."""
+"""`defense_mod`: a defense in your own ClientApp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
@@ -18,15 +18,23 @@ from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest, first_non_finite
 from leaktight.core.types import State, Update
 from leaktight.defenses.stack import Stack
-from leaktight.engines.flower.arrays import is_statistic, only_arrays, record_of, tensors_of, unnamed
-from leaktight.engines.flower.shelf import LOG, Shelf, refusal
-from leaktight.engines.flower.steps import Hidden, Watch, watched
+from leaktight.engines.flower.steps import DefendedSteps, HiddenModel
+from leaktight.engines.flower.user_app import (
+    LOG,
+    ModState,
+    is_statistic,
+    only_arrays,
+    record_of,
+    refusal,
+    tensors_of,
+    unnamed,
+)
 from leaktight.fl.local import silent
 
 Sends: TypeAlias = Literal["model", "delta", "gradient"]
 
 COUNT = "num-examples"
-"""The metric by which Flower's strategies weigh a client."""
+"""The metric by which Flower's strategies weight a client."""
 
 _NEEDS_MORE = "use `leaktight train --engine flower`, or leaktight.defenses.wrap with a server that does its part"
 
@@ -43,16 +51,16 @@ def defense_mod(
 ) -> Mod:
     """A mod that defends what `@app.train` of your ClientApp sends: `ClientApp(mods=[defense_mod(Outpost())])`.
 
-    The defense sees every step of PyTorch's optimisers inside your function, and the update on its way out. Where it
-    cannot do its work, or your function raises, an error without any text is sent in place of the update.
+    The defense acts on every step of PyTorch's optimisers inside your function, and on the update. If it fails, or your
+    function raises, the server gets an error without text instead of the update.
 
-    sends: what your function replies with: the local "model", its change ("delta"), or a "gradient".
-    server_side: say that your server calls `defense.on_aggregate` on the combined change, for a defense that needs it.
-    scores: let other functions than `@app.train` answer beside a defense that promises differential privacy, although
-    its epsilon does not count what they say. Without such a defense they always do.
-    state_dir: where the private state is kept, so that it outlives the node's process; without it, `state-dir` of the
-    node's config; without that, Flower's context, which lives as long as the run. name: of the state; another name
-    starts anew. rng: fresh entropy unless given; give one in tests only.
+    sends: the content of your function's reply: the local "model", its change ("delta"), or a "gradient".
+    server_side: True if your server calls `defense.on_aggregate` on the combined change, for a defense that needs it.
+    scores: True lets other functions than `@app.train` answer with a differentially private defense, although its
+    epsilon does not count their answers. With other defenses they always answer.
+    state_dir: the folder of the private state, so that it survives a restart of the node; default: `state-dir` of the
+    node's config, else Flower's context, which lasts as long as the run. name: of the state; a new name starts with an
+    empty one. rng: fresh entropy by default; give one only in tests.
     """
     _check_fits(defense, server_side=server_side)
 
@@ -63,8 +71,8 @@ def defense_mod(
                 return refusal(message)
             return call_next(message, context)
         try:
-            shelf = Shelf(name, context, state_dir)
-            return _Defended(defense, sends, shelf, rng or Rng.fresh()).call(message, context, call_next)
+            memory = ModState(name, context, state_dir)
+            return _DefendedRound(defense, sends, memory, rng or Rng.fresh()).call(message, context, call_next)
         except Exception:
             LOG.exception("nothing was sent")
             return refusal(message)
@@ -73,11 +81,11 @@ def defense_mod(
 
 
 def _check_fits(defense: Defense, *, server_side: bool) -> None:
-    """Refuse a defense of which a mod could do only a part."""
+    """Raise UsageError for a defense that a mod cannot apply completely."""
     for part in _parts(defense):
         kind, own = type(part), type(part).__name__
         if kind.prepare is not Defense.prepare:
-            raise UsageError(f"{own} changes the network that all share, which a mod cannot; {_NEEDS_MORE}")
+            raise UsageError(f"{own} changes the shared network, which a mod cannot; {_NEEDS_MORE}")
         if kind.agree is not Defense.agree:
             raise UsageError(f"{own} asks clients before the first round, which a mod cannot; {_NEEDS_MORE}")
         if kind.on_batch is not Defense.on_batch:
@@ -105,55 +113,55 @@ def _acts_on_steps(defense: Defense) -> bool:
 
 
 @dataclass(frozen=True)
-class _Defended:
-    """One round of a user's client, with the hooks of the defense around and inside it."""
+class _DefendedRound:
+    """One round of a user's client with the hooks of the defense."""
 
     defense: Defense
     sends: Sends
-    shelf: Shelf
+    memory: ModState
     rng: Rng
 
     def call(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         before = tensors_of(message.content.array_records[only_arrays(message.content, "server's message")])
-        memory = self._recall(before)
-        number, state = int(memory["round"]), memory["defense"]
-        rng = self.rng.child("owner", self.shelf.owner, "round", number, digest(before))
+        known = self._recall(before)
+        number, state = int(known["round"]), known["defense"]
+        rng = self.rng.child("owner", self.memory.owner, "round", number, digest(before))
         plan = RoundPlan(number, (1.0,))
         changed, state = self.defense.on_round(plan, state, rng=rng.child("round"), report=silent)
         if changed != plan:
             raise UsageError(f"{type(self.defense).__name__} changes learning rates, which a mod cannot; {_NEEDS_MORE}")
-        watch = Watch(self.defense, state, number, _stand_in(before), rng, silent)
-        with watched(watch):
+        steps = DefendedSteps(self.defense, state, number, _stand_in(before), rng, silent)
+        with steps.active():
             reply = call_next(message, context)
-        if watch.error is not None:
-            raise watch.error
+        if steps.error is not None:
+            raise steps.error
         if not reply.has_content():
             raise LeaktightError("the app answered with an error")
-        if not watch.steps and _acts_on_steps(self.defense):
+        if not steps.count and _acts_on_steps(self.defense):
             raise UsageError("no step of a PyTorch optimiser was seen, so nothing was defended")
-        state = self._defend(reply.content, before, watch.state, rng)
-        self.shelf.write({**memory, "round": number + 1, "defense": state})
+        state = self._defend(reply.content, before, steps.state, rng)
+        self.memory.write({**known, "round": number + 1, "defense": state})
         spent = self.defense.spent(state)
         LOG.info("round %d defended%s", number + 1, "" if spent is None else f"; epsilon so far {spent.epsilon:.4g}")
         return reply
 
-    def _recall(self, before: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _recall(self, before: Mapping[str, Tensor]) -> State:
         shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
         identity = hashlib.sha256(f"{self.defense!r} {shapes}".encode()).hexdigest()
-        held = self.shelf.read()
+        held = self.memory.read()
         if held is None:
-            facts = ClientFacts(self.shelf.owner, 0, 0)
+            facts = ClientFacts(self.memory.owner, 0, 0)
             _, state = self.defense.start(_stand_in(before), facts, rng=self.rng.child("start"))
             return {"identity": identity, "round": 0, "defense": state}
         if held["identity"] != identity:
             raise CheckpointError(
-                f"the private state at {self.shelf.path or self.shelf.key} is of another defense or model; give "
-                "defense_mod another name to start anew"
+                f"the private state at {self.memory.path or self.memory.key} is of another defense or model; give "
+                "defense_mod another name to start with an empty one"
             )
         return held
 
     def _defend(self, content: RecordDict, before: Mapping[str, Tensor], state: State, rng: Rng) -> State:
-        """Put the defended update in place of the user's, in the reply itself."""
+        """Replace the user's update in the reply by the defended one."""
         key = only_arrays(content, "client's reply")
         after = tensors_of(content.array_records[key])
         for name, tensor in after.items():
@@ -196,7 +204,7 @@ class _Defended:
         update: Update,
         defended: Update,
     ) -> Tensor:
-        """What goes out under a name; what the defense withholds goes out as it came in, or as no change."""
+        """The tensor to send by a name; one that the defense withholds is sent as received, or as no change."""
         if name in update.tensors:
             if name not in defended.tensors:
                 return before[name] if self.sends == "model" else before[name].new_zeros(before[name].shape)
@@ -207,16 +215,15 @@ class _Defended:
 
 
 def _stand_in(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """What a mod knows of the network: whether it has batch normalisation, if its arrays have names."""
+    """A model that has batch normalisation if the network has it, as far as the names of its arrays show."""
     if unnamed(tensors):
-        hidden: Any = Hidden("the network")
-        return hidden  # type: ignore[no-any-return]
+        return HiddenModel()
     norms = any(name.rpartition(".")[2] == "running_mean" for name in tensors)
     return nn.ModuleList([nn.BatchNorm1d(1)] if norms else []).train()
 
 
 def _metrics(content: RecordDict) -> dict[str, float]:
-    """The single numbers in all records of metrics, by name."""
+    """The scalar metrics of all records, by name."""
     return {
         name: value
         for record in content.metric_records.values()
@@ -226,7 +233,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 
 
 def _limit_metrics(content: RecordDict, defended: Update) -> None:
-    """Send no metrics but those that the defense lets out; where it hides the number of examples, a weight of one."""
+    """Keep only the metrics that the defense sends; if it hides the number of examples, send 1."""
     for key, record in list(content.metric_records.items()):
         kept = {name: value for name, value in record.items() if name in defended.metrics}
         if COUNT in record:

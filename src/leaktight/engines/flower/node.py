@@ -1,11 +1,12 @@
-"""The client's side on Flower: a ClientApp that answers requests with `fl.client.Client` and keeps what is private."""
+"""The client's side on Flower: a ClientApp that answers requests with `fl.client.Client`."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
-from leaktight.engines.flower.memory import Keeper
+from leaktight.core.files import write_private
+from leaktight.engines.flower.memory import MemoryStore
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
-from leaktight.engines.flower.reports import write_report
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
@@ -28,11 +29,11 @@ LOG = logging.getLogger("leaktight.flower")
 
 
 @dataclass(frozen=True)
-class Home:
-    """What a node has: its federation (the data among it), and where it keeps private state (None: Flower's context).
+class NodeSettings:
+    """The federation with the node's data, and the folder of private state; None: only Flower's context.
 
-    reproducible: draw from the federation's key, so that a run can be repeated to the bit. Whoever knows that key then
-    knows all noise. Otherwise every run draws a key of its own that never leaves the node.
+    reproducible: draw from the federation's key, so that a run can be repeated to the bit; that key then reveals all
+    noise. Otherwise every run draws a new key, which never leaves the node.
     """
 
     federation: Federation
@@ -40,11 +41,11 @@ class Home:
     reproducible: bool = False
 
 
-Load = Callable[[Message, Context], Home]
+Load = Callable[[Message, Context], NodeSettings]
 
 
 def client_app(load: Load) -> ClientApp:
-    """The ClientApp of a node. load: gives the node's own side; it is called for every message."""
+    """The ClientApp of a node. load: returns the settings of the node; called for every message."""
     app = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
@@ -58,74 +59,74 @@ def client_app(load: Load) -> ClientApp:
 
 
 def answer(message: Message, context: Context, load: Load) -> Message:
-    """Answer one message. Nothing of an error leaves the node, not even its kind: it can tell about the data."""
+    """Answer one message. Errors are not sent, not even their kind, because they can depend on the data."""
     become_worker()
     folder: Path | None = None
     name = "node"
     try:
-        home = load(message, context)
-        folder = home.state_dir
-        name = client_name(home.federation, context)
+        settings = load(message, context)
+        folder = settings.state_dir
+        name = client_name(settings.federation, context)
         if message.metadata.message_type == HELLO:
             return hello_reply(name, message)
-        return reply_message(_reply(message, context, home, name), message)
+        return reply_message(_reply(message, context, settings, name), message)
     except Exception:
-        _note(name, folder)
+        _log_error(name, folder)
         return reply_message(Declined(), message)
 
 
 def client_name(federation: Federation, context: Context) -> str:
-    """Which client this node is: `client` of its node config, or the place `partition-id` in the sorted names."""
+    """The client of this node: `client` of its node config, or the sorted names at index `partition-id`."""
     names = sorted(federation.shares)
-    chosen, place = context.node_config.get("client"), context.node_config.get("partition-id")
+    chosen, index = context.node_config.get("client"), context.node_config.get("partition-id")
     if chosen is not None:
         if chosen not in names:
             raise UsageError(f"expected client to be one of {names[0]} ... {names[-1]}, got {chosen!r}")
         return str(chosen)
-    if type(place) is not int or not 0 <= place < len(names):
-        raise UsageError(f"expected partition-id from 0 to {len(names) - 1} in the node's config, got {place!r}")
-    return names[place]
+    if type(index) is not int or not 0 <= index < len(names):
+        raise UsageError(f"expected partition-id from 0 to {len(names) - 1} in the node's config, got {index!r}")
+    return names[index]
 
 
-def _reply(message: Message, context: Context, home: Home, name: str) -> bytes:
-    """The reply as it travels. A request that was answered gets the same bytes, and one that failed fails again."""
+def _reply(message: Message, context: Context, settings: NodeSettings, name: str) -> bytes:
+    """The reply as bytes. A repeated request gets the same bytes, and one that failed fails again."""
     asked = read_request(message)
-    client = home.federation.client(name)
-    keeper = Keeper(name, context.state, home.state_dir, _single(home))
-    memory = keeper.recall(asked.place.run, _brings(client))
+    client = settings.federation.client(name)
+    store = MemoryStore(name, context.state, settings.state_dir, _single(settings))
+    memory = store.recall(asked.place.run, _data_and_settings_hash(client))
     sent = memory.sent_to(asked)
     if sent is not None:
         return sent
-    if not home.reproducible:
+    if not settings.reproducible:
         client = replace(client, rng=client.rng.keyed(memory.key))
     before = None if memory.now is None else ClientState.restored(memory.now)
     try:
-        reply, state = _work(client, asked, before, home.state_dir)
+        reply, state = _work(client, asked, before, settings.state_dir)
     except Exception:
-        # Whether the work fails can tell about the data: a request that was admitted cannot be tried again.
+        # A failure can depend on the data, so an admitted request is never tried again.
         declined = reply_bytes(Declined())
-        keeper.remember(memory.after(asked, declined, client.marked(asked.request, before).stored()))
+        store.remember(memory.after(asked, declined, client.marked(asked.request, before).stored()))
         raise
     sent = reply_bytes(reply)
-    keeper.remember(memory.after(asked, sent, state.stored()))
+    store.remember(memory.after(asked, sent, state.stored()))
     return sent
 
 
-def _single(home: Home) -> bool:
-    """Whether the client answers one run only: what it promises or insists on would begin anew with another name."""
-    federation = home.federation
+def _single(settings: NodeSettings) -> bool:
+    """Whether the client answers one run only: its privacy budget and limits would start again with another run."""
+    federation = settings.federation
     if federation.consent == Consent():
         return federation.setup.defense.private
-    if home.state_dir is None:
+    if settings.state_dir is None:
         raise UsageError(
-            "expected a state-dir in the node's config because consent sets a limit, got none; give it one: without, "
-            "a restart forgets what was answered"
+            "expected a state-dir in the node's config because consent sets a limit, got none; add one: "
+            "without it a restart forgets the replies"
         )
     return True
 
 
-def _brings(client: Client) -> str:
-    """A hash of the data and the settings behind the client's answers."""
+def _data_and_settings_hash(client: Client) -> str:
+    """A hash of the client's data and settings."""
     return hashlib.sha256(f"{client.brings}|{client.setup.aggregator!r}".encode()).hexdigest()
 
 
@@ -138,8 +139,8 @@ def _work(client: Client, asked: Envelope, state: ClientState | None, folder: Pa
     return done.trained, done.state
 
 
-def _note(name: str, folder: Path | None) -> None:
-    """What went wrong, for the node's own eyes: its log, and a file beside its state."""
+def _log_error(name: str, folder: Path | None) -> None:
+    """Write the current exception to the node's log and to a private file beside its state."""
     LOG.error("%s could not answer", name, exc_info=True)
     if folder is None:
         return
@@ -151,3 +152,25 @@ def _note(name: str, folder: Path | None) -> None:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')}\n{traceback.format_exc()}\n")
     except OSError:
         LOG.warning("cannot write to %s", folder)
+
+
+def write_report(folder: Path, client: str, round_index: int, figures: Mapping[str, float]) -> None:
+    """Store the figures of a client's last round in a private file of its node. round_index: from 0."""
+    write_private(
+        _report_path(folder, client), json.dumps({"round": round_index + 1, "figures": dict(figures)}, indent=1)
+    )
+
+
+def read_reports(folder: Path, clients: Iterable[str], round_index: int) -> dict[str, dict[str, float]]:
+    """The figures of the clients whose last round was this one, for a simulation, which has the files of all nodes."""
+    reports = {}
+    for client in clients:
+        path = _report_path(folder, client)
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        if stored.get("round") == round_index + 1:
+            reports[client] = stored["figures"]
+    return reports
+
+
+def _report_path(folder: Path, client: str) -> Path:
+    return folder / f"{client}.report.json"

@@ -1,4 +1,4 @@
-"""`record_updates`: what a server sees of its clients, in files that `leaktight inspect` attacks."""
+"""`record_updates`: stores the updates that a server receives, for `leaktight inspect`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from torch import Tensor
 
 from leaktight.core.files import write_private
-from leaktight.engines.flower.arrays import tensors_of, unnamed
 from leaktight.engines.flower.messages import read_reply, read_request
+from leaktight.engines.flower.user_app import tensors_of, unnamed
 from leaktight.fl.messages import Train, Trained
 
 LOG = logging.getLogger("leaktight.flower")
@@ -25,9 +27,9 @@ LOG = logging.getLogger("leaktight.flower")
 def record_updates(grid: Grid, folder: Path | str) -> Grid:
     """A grid that stores every training message and its reply: `grid = record_updates(grid, "captured")`.
 
-    One folder for each exchange and node, with `before.npz`, `after.npz` (or `update.npz`, in a run of Leaktight's own)
-    and `note.json`, which holds what else was sent and the command to inspect it. The files show what an
-    honest-but-curious server sees: keep them as secret as the data. Nothing on the way is changed.
+    One folder for each exchange and node, with `before.npz`, `after.npz` (or `update.npz`, in a run of Leaktight) and
+    `note.json`, with the other values that were sent and the command to inspect them. The files contain what an
+    honest-but-curious server sees: keep them as secret as the data. No message is changed.
     """
     return _Recorder(grid, Path(folder))
 
@@ -38,11 +40,11 @@ class _Recorder(Grid):
         self._waiting: dict[str, tuple[int, Message]] = {}
         self._exchanges = len(list(folder.glob("exchange-*")))
 
-    def set_run(self, run: Any) -> None:
+    def set_run(self, run: Run) -> None:
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Any:
+    def run(self) -> Run:
         return self._grid.run
 
     def create_message(
@@ -53,7 +55,7 @@ class _Recorder(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()
 
-    def get_nodes(self) -> Iterable[Any]:
+    def get_nodes(self) -> Iterable[NodeInfo]:
         return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -88,7 +90,7 @@ class _Recorder(Grid):
                     self._folder / f"exchange-{exchange:04d}" / f"node-{message.metadata.dst_node_id}", message, reply
                 )
             except Exception:
-                LOG.exception("an update could not be recorded; training goes on")
+                LOG.exception("an update could not be recorded; training continues")
         return received
 
 
@@ -109,7 +111,7 @@ def _store(folder: Path, message: Message, reply: Message) -> None:
 
 
 def _tensors(message: Message, reply: Message) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], str | None]:
-    """What the client got, what it sent, and what that is: None for a whole model."""
+    """The tensors that the client received and sent, and the kind of the latter; None for a whole model."""
     if "leaktight" in message.content:
         asked, answered = read_request(message).request, read_reply(reply)
         if not isinstance(asked, Train) or not isinstance(answered, Trained):
@@ -122,9 +124,9 @@ def _tensors(message: Message, reply: Message) -> tuple[Mapping[str, Tensor], Ma
     return tensors_of(sent), tensors_of(received), None
 
 
-def _plain(content: RecordDict) -> dict[str, Any]:
-    """Settings and metrics beside the arrays, without Leaktight's own."""
-    records: dict[str, Mapping[str, Any]] = {**content.config_records, **content.metric_records}
+def _plain(content: RecordDict) -> dict[str, dict[str, object]]:
+    """Settings and metrics of a message, without Leaktight's own records."""
+    records: dict[str, Mapping[str, object]] = {**content.config_records, **content.metric_records}
     return {
         key: {name: value for name, value in record.items() if not isinstance(value, bytes)}
         for key, record in records.items()

@@ -1,4 +1,4 @@
-"""The server's side on Flower: `fl.protocol` over a grid, and the name of the run that nodes keep their state by."""
+"""The server's side on Flower: `fl.protocol` over a grid, and the name of the run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def play(
     after_client: Callable[[], None] = lambda: None,
     until: int | None = None,
 ) -> FederationState:
-    """Play the rounds that are left with the nodes of a grid. What clients remember stays with them.
+    """Run the remaining rounds with the nodes of a grid. The clients keep their private states.
 
-    run: the name of the run, as in an earlier call whose `state` this goes on from. join_seconds: how long to wait for
-    the nodes of all clients before the first request. The rest as in `engines.inprocess.run`; what clients measure
-    about themselves is not here, because no message holds it.
+    run: the name of the run, the same as in the call that returned `state`. join_seconds: the longest time to wait for
+    the nodes of all clients. The rest as in `engines.inprocess.run`, but without the clients' own figures, which no
+    message contains.
     """
     server = (state or federation.first_state()).server
     carrier = GridCarrier(
@@ -67,7 +67,7 @@ def make_server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
 
 
 def run_name(folder: Path, *, resumed: bool) -> str:
-    """The name of the run whose server keeps its files here; made once. resumed: there must be one."""
+    """The name of the run in this folder of the server; drawn once. resumed: True if the run must exist."""
     path = folder / "run"
     if path.exists():
         return path.read_text().strip()

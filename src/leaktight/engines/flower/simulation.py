@@ -15,8 +15,7 @@ from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from leaktight.core.errors import LeaktightError
-from leaktight.engines.flower.node import Home, client_app
-from leaktight.engines.flower.reports import read_reports
+from leaktight.engines.flower.node import NodeSettings, client_app, read_reports
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.inprocess import AfterRound, Told
 from leaktight.fl.federation import Federation, FederationState
@@ -24,7 +23,7 @@ from leaktight.fl.protocol import RoundOutcome
 from leaktight.runtime.processes import available_cores
 
 START_SECONDS = 600.0
-"""How long Ray may take to start."""
+"""The longest time for Ray to start."""
 
 
 def simulate(
@@ -38,10 +37,10 @@ def simulate(
     after_client: Callable[[], None] = lambda: None,
     until: int | None = None,
 ) -> FederationState:
-    """Play the rounds that are left in Flower's simulation; the model is that of `engines.inprocess.run`.
+    """Run the remaining rounds in Flower's simulation; the result is that of `engines.inprocess.run`.
 
-    folder: where the clients' private states are kept, a file for each, and the name of the run.
-    workers: processes for the clients (None: one per core); no effect on numbers.
+    folder: of the clients' private states, a file for each, and of the name of the run.
+    workers: processes for the clients; None: one per core. It does not change the result.
     """
     run, clients = run_name(folder, resumed=state is not None), folder / "clients"
     final: list[FederationState] = []
@@ -65,7 +64,7 @@ def simulate(
             )
         )
 
-    with shipped(federation, clients) as load, _quiet():
+    with federation_in_file(federation, clients) as load, _quiet():
         run_simulation(make_server_app(main), client_app(load), len(federation.shares), backend_config=backend(workers))
     if not final:
         raise LeaktightError("Flower's simulation ended without a result; see its log")
@@ -73,7 +72,7 @@ def simulate(
 
 
 def backend(workers: int | None) -> dict[str, dict[str, ConfigRecordValues]]:
-    """Ray with one process for every worker, and nothing of its log."""
+    """Settings of Ray: one process per worker, and no log."""
     cores = workers or available_cores()
     return {
         "init_args": {"num_cpus": cores, "logging_level": logging.ERROR, "log_to_driver": False},
@@ -82,31 +81,31 @@ def backend(workers: int | None) -> dict[str, dict[str, ConfigRecordValues]]:
 
 
 @contextmanager
-def shipped(federation: Federation, state_dir: Path) -> Iterator[Callable[[Message, Context], Home]]:
-    """A way for processes of this machine to get the federation: they read it from a file, once each.
+def federation_in_file(federation: Federation, state_dir: Path) -> Iterator[Callable[[Message, Context], NodeSettings]]:
+    """A function that loads the settings of a node from a temporary file, once per process.
 
     Flower sends the ClientApp with every message, so the examples must not be part of it.
     """
     with tempfile.TemporaryDirectory(prefix="leaktight-") as temporary:
         path = Path(temporary) / "federation"
         path.write_bytes(pickle.dumps(federation))
-        yield partial(_home, str(path), str(state_dir.resolve()))
+        yield partial(_load, str(path), str(state_dir.resolve()))
 
 
-def _home(path: str, state_dir: str, message: Message, context: Context) -> Home:
-    return Home(_received(path), Path(state_dir), reproducible=True)
+def _load(path: str, state_dir: str, message: Message, context: Context) -> NodeSettings:
+    return NodeSettings(_read_federation(path), Path(state_dir), reproducible=True)
 
 
 @lru_cache(maxsize=1)
-def _received(path: str) -> Federation:
-    """Reads only what `shipped` wrote for its own processes, in a folder that nobody else can write to."""
+def _read_federation(path: str) -> Federation:
+    """Reads only what `federation_in_file` wrote, in a folder that only this user can write to."""
     federation: Federation = pickle.loads(Path(path).read_bytes())
     return federation
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Flower's own log, without its notices: errors alone."""
+    """Limit Flower's log to errors."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,12 +1,12 @@
-"""A defense inside a training loop that somebody else wrote: it sees every step of PyTorch's optimisers."""
+"""A defense on every step of PyTorch's optimisers, inside a training loop that it does not control."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +15,39 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
-from leaktight.core.types import Params, State
+from leaktight.core.types import Batch, HiddenBatch, Params, State
 
 _ADVICE = "put leaktight.defenses.wrap into the training loop, or run `leaktight train --engine flower`"
 
 
-class Hidden:
-    """Stands where a step has something that cannot be seen from outside of the loop. Whoever looks is told so."""
+def _hidden(what: str) -> UsageError:
+    return UsageError(f"this defense needs {what}, which a mod cannot see; {_ADVICE}")
 
-    def __init__(self, what: str) -> None:
-        self._what = what
 
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError(f"this defense needs {self._what}, which a mod cannot see; {_ADVICE}")
+class HiddenModel(nn.Module):
+    """Replaces the network, which a mod cannot see: every use is an error."""
 
-    def __call__(self, *_: Any) -> Any:
-        raise UsageError(f"this defense needs {self._what}, which a mod cannot see; {_ADVICE}")
+    def __init__(self) -> None:
+        """Sets no attributes, so that each of them is an error."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _hidden("the network")
+
+
+def _hidden_per_example() -> NoReturn:
+    raise _hidden("the gradient of each example")
+
+
+def _hidden_loss(params: Params, batch: Batch) -> NoReturn:
+    raise _hidden("the loss of a batch")
 
 
 @dataclass
-class Watch:
-    """The defense's hook on every step that one thread makes. error: why the update must not be sent."""
+class DefendedSteps:
+    """Applies a defense to the optimiser steps of one thread.
+
+    count: the steps so far. error: the exception after which the update must not be sent, or None.
+    """
 
     defense: Defense
     state: State
@@ -43,69 +55,65 @@ class Watch:
     model: nn.Module
     rng: Rng
     report: Report
-    steps: int = 0
+    count: int = 0
     error: Exception | None = None
 
-    def on_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            self._on_step(optimizer, args, kwargs)
-        except Exception as error:
-            self.error = error  # should the loop swallow what is raised here, the mod still sends nothing
-            raise
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Defend every step that this thread's optimisers take inside the block."""
+        thread = threading.get_ident()
 
-    def _on_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if threading.get_ident() != thread:
+                return
+            try:
+                self._defend(optimizer, args, kwargs)
+            except Exception as error:
+                self.error = error  # the training loop may catch it; the mod must still send nothing
+                raise
+
+        handle = register_optimizer_step_pre_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _defend(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if kwargs.get("closure") is not None or any(callable(each) for each in args):
-            raise UsageError("a step with a closure computes gradients of its own, which no mod can defend")
-        found = _by_place(optimizer)
-        gradients = {place: _gradient(parameter) for place, parameter in found.items()}
+            raise UsageError("a step with a closure computes its own gradients, which a mod cannot defend")
+        found = _by_index(optimizer)
+        gradients = {index: _gradient(parameter) for index, parameter in found.items()}
         defended, self.state = self.defense.on_gradient(
             self._step(found, gradients, optimizer.param_groups[0]["lr"]),
             self.state,
-            rng=self.rng.child("step", self.steps, "gradient"),
+            rng=self.rng.child("step", self.count, "gradient"),
             report=self.report,
         )
-        for place, parameter in found.items():
-            parameter.grad = defended[place].detach().clone()
-        self.steps += 1
+        for index, parameter in found.items():
+            parameter.grad = defended[index].detach().clone()
+        self.count += 1
 
     def _step(self, found: Params, gradients: Params, learning_rate: float) -> Step:
-        hidden: Callable[[str], Any] = Hidden
         return Step(
-            index=self.steps,
+            index=self.count,
             round=self.round,
             model=self.model,
-            params={place: parameter.detach().clone() for place, parameter in found.items()},
+            params={index: parameter.detach().clone() for index, parameter in found.items()},
             buffers={},
-            batch=hidden("the batch of each step"),
+            batch=HiddenBatch(_hidden("the batch of each step")),
             gradient=gradients,
             learning_rate=learning_rate,
-            per_example=hidden("the gradient of each example"),
-            loss=hidden("the loss of a batch"),
+            per_example=_hidden_per_example,
+            loss=_hidden_loss,
         )
 
 
-@contextmanager
-def watched(watch: Watch) -> Iterator[None]:
-    """Show the watch every optimiser step that this thread makes in the block, before it is made."""
-    thread = threading.get_ident()
-
-    def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            watch.on_step(optimizer, args, kwargs)
-
-    handle = register_optimizer_step_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _by_place(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The parameters with a gradient; a mod does not know their names, so they go by their places."""
+def _by_index(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The parameters with a gradient, named "group.index": a mod does not know their names."""
     return {
-        f"{group}.{place}": parameter
+        f"{group}.{index}": parameter
         for group, settings in enumerate(optimizer.param_groups)
-        for place, parameter in enumerate(settings["params"])
+        for index, parameter in enumerate(settings["params"])
         if parameter.grad is not None
     }
 

@@ -1,0 +1,29 @@
+"""Writes the JSON schema of each document: `python -m leaktight.results FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from leaktight.core.files import write_atomically
+from leaktight.results.schema import Record, Summary, TrainingSummary, Trial
+
+DOCUMENTS: Mapping[str, type[Record]] = {"trial": Trial, "summary": Summary, "training": TrainingSummary}
+"""trial: a line of `trials.jsonl`. summary: of an audit, a trade-off, an inspection. training: of a training run."""
+
+
+def schemas() -> dict[str, str]:
+    """By the name of its file the JSON schema (draft 2020-12) of each document."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {
+        f"{name}.json": json.dumps(head | kind.model_json_schema(), indent=1) + "\n" for name, kind in DOCUMENTS.items()
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m leaktight.results FOLDER")
+    for file, text in schemas().items():
+        write_atomically(Path(sys.argv[1]) / file, text)

@@ -1,0 +1,153 @@
+"""The folder of one run: its resolved config, its environment, its results. One writer at a time."""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import filelock
+
+from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
+from leaktight.core.files import without_secrets, write_atomically, write_private
+from leaktight.core.keys import KEY_BYTES, parse_key
+from leaktight.results.schema import Environment, Summary, TrainingSummary
+
+_RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    def private(self, rounds: int) -> Path:
+        """What clients alone know after so many rounds, and what they reported about themselves."""
+        return self.path / f"clients-{rounds:05d}.safetensors"
+
+    def all_private(self) -> list[Path]:
+        return sorted(self.path.glob("clients-*.safetensors"))
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def secret(self) -> Path:
+        return self.path / "secret.key"
+
+    @property
+    def key(self) -> bytes:
+        """The root of all that protects clients in this run: noise, masks, keys, the order of batches."""
+        try:
+            return parse_key(self.secret.read_text().strip())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.path} has no readable secret.key, from which its clients draw; restore the file, or choose "
+                "another --out and start anew"
+            ) from error
+
+    @property
+    def started(self) -> bool:
+        return self.config.exists()
+
+    def write_summary(self, summary: Summary | TrainingSummary) -> None:
+        write_atomically(self.summary, json.dumps(summary.document(), indent=1))
+
+
+@contextmanager
+def open_run(
+    path: Path, config_text: str, *, resume: bool, clients: bool = True, key: bytes | None = None
+) -> Iterator[RunFolder]:
+    """Create a run's folder, or open one to go on with it; refuse a folder that another process writes to.
+
+    clients: whether the run has any, who need a key to draw from what protects them. key: this one, where an experiment
+    is to be replayed; otherwise it is fresh.
+    """
+    folder = RunFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path / ".lock")
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise UsageError(f"another process is writing to {path}; wait for it, or choose another --out") from error
+    except OSError as error:
+        raise LeaktightError(f"cannot write to {path}: {error.strerror}; choose another --out") from error
+    try:
+        if folder.started and not resume:
+            raise UsageError(f"{path} already holds a run; add --resume to go on with it, or choose another --out")
+        if folder.started and (held := folder.config.read_text()) != config_text:
+            raise UsageError(
+                f"{path} holds a run with other settings ({_first_difference(held, config_text)}); "
+                "resume it with the same settings, or choose another --out"
+            )
+        if folder.started and key is not None and key != folder.key:
+            raise UsageError(f"{path} holds a run with another secret_seed; leave it out, or choose another --out")
+        if not folder.started:
+            if clients:
+                write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
+            write_atomically(path / "environment.json", json.dumps(environment().document(), indent=1))
+            write_atomically(folder.config, config_text)
+        yield folder
+    finally:
+        lock.release()
+
+
+def next_folder(parent: Path, name: str) -> Path:
+    """The first free folder `name-001`, `name-002`, ... in `parent`."""
+    number = 1
+    while (parent / f"{name}-{number:03d}").exists():
+        number += 1
+    return parent / f"{name}-{number:03d}"
+
+
+def latest_folder(parent: Path, name: str, config_text: str) -> Path:
+    """The newest run of this name with exactly these settings."""
+    for path in sorted(parent.glob(f"{name}-[0-9][0-9][0-9]*"), reverse=True):
+        folder = RunFolder(path)
+        if folder.started and folder.config.read_text() == config_text:
+            return path
+    raise UsageError(f"no run of {name} with these settings below {parent}; run it without --resume, or name its --out")
+
+
+def environment() -> Environment:
+    """What a result depends on beside its config."""
+    packages = {}
+    for package in _RECORDED_PACKAGES:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Environment(
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        processor=platform.machine(),
+        packages=packages,
+        command=tuple(without_secrets(sys.argv)),
+    )
+
+
+def _first_difference(old: str, new: str) -> str:
+    before, after = set(old.splitlines()), set(new.splitlines())
+    changed = next((line for line in new.splitlines() if line not in before), None)
+    removed = next((line for line in old.splitlines() if line not in after), None)
+    return f"it has {removed!r}, this one has {changed!r}"

@@ -1,0 +1,457 @@
+"""The documents of a run: lines of `trials.jsonl`, and the `summary.json` of an audit, an inspection or training.
+
+Writers build these types, readers parse them with `parse`. `document` holds the fields that were set, and no others.
+Fields that a later version adds are ignored by `parse`, except in a cell, whose other fields are all metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+
+from leaktight.core.errors import ResultsError
+
+SCHEMA_VERSION = 1
+UNDEFENDED = "none"
+"""The name of the defense that does nothing."""
+VARIES: Literal["varies"] = "varies"
+"""A fact of the ledger that is not the same in all trials."""
+
+Direction = Literal["high", "low"]
+Role = Literal["attack", "control"]
+Word = Literal["leaks", "partly", "not-found", "cannot-conclude"]
+
+_LOW_LEAKS = frozenset(
+    {"mse", "lpips_alex", "lpips_vgg", "mse_r", "grnn_mae", "thesis_mse_255", "fedkl_rmse", "plato_min_mse"}
+)
+"""Metrics of files without `metrics` (before 0.2) whose low scores leak; those of all others leak when high."""
+
+
+def plain(value: object) -> object:
+    """A setting as JSON has it: lists for tuples, null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return finite(value)
+
+
+def finite(value: object) -> object:
+    """JSON has no NaN and no infinity: they become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _readable(version: int) -> int:
+    if version > SCHEMA_VERSION:
+        raise ValueError(f"written by a later Leaktight, which this one cannot read (up to {SCHEMA_VERSION}); update")
+    if version < 1:
+        raise ValueError("expected a version from 1")
+    return version
+
+
+Version = Annotated[int, AfterValidator(_readable)]
+Figure = Annotated[float | None, BeforeValidator(finite)]
+"""A number, or None where there is none or it is not finite."""
+Plain = Annotated[JsonValue, BeforeValidator(plain)]
+Unsure = Literal["varies", "unknown"]
+
+
+class Record(BaseModel):
+    """Values of other types than those declared are errors, as are missing fields without a default."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    def document(self) -> dict[str, JsonValue]:
+        """The fields that were set, as JSON has them."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def facts(self) -> dict[str, object]:
+        """The fields that were set, by name."""
+        return {name: value for name, value in self if name in self.model_fields_set}
+
+
+class Threat(Record):
+    """Who the attacker is. knows: facts beside the model and what is seen, sorted by name."""
+
+    server: Literal["curious", "malicious"]
+    sees: Literal["client", "aggregate"]
+    knows: tuple[str, ...]
+
+
+class MetricNote(Record):
+    """What a metric says about itself. leaks_when: whether a high or a low score shows the truth."""
+
+    leaks_when: Direction
+
+
+class Ledger(Record):
+    """What stands behind a score. Facts that nobody knows are left out, or "unknown"; "varies": not in all trials."""
+
+    labels: str | None = None
+    batch_size: int | Unsure | None = None
+    num_examples: int | Unsure | None = None
+    local_steps: int | Unsure | None = None
+    learning_rate: float | Unsure | None = None
+    mode: str | None = None
+    batch_norm: bool | Unsure | None = None
+    buffers_known: bool | Unsure | None = None
+    init: str | None = None
+    stage: str | None = None
+    defense_known: bool | Unsure | None = None
+    assumed: tuple[str, ...] | Unsure | None = None
+    server: str | None = None
+    queries: int | Unsure | None = None
+
+
+class Pictures(Record):
+    """Paths of two PNG strips of `count` images of `size` (height, width), side by side: originals and guesses.
+
+    truth: None where nobody knows the originals, as with a captured update.
+    """
+
+    truth: str | None = None
+    guess: str
+    size: tuple[int, int]
+    count: int = Field(ge=1)
+
+
+class TrialHead(Record):
+    """What is known of a trial before it is run. model_accuracy: of the attacked model."""
+
+    schema_version: Version
+    id: str
+    attack: str
+    attack_settings: dict[str, Plain] = {}
+    role: Role
+    defense: str
+    defense_settings: dict[str, Plain] = {}
+    adaptive: bool
+    trial: int
+    round: int
+    client: str
+    seed: int
+    threat: Threat
+    model_accuracy: Figure = None
+
+
+class TrialOutcome(Record):
+    """What a trial gave.
+
+    scores: by metric one number for each true example; None for a metric that lacks something. metrics: what these say
+    about themselves. label_accuracy: None where labels were given. labels: those of the guess. first_loss, loss: where
+    the attack's search began and ended. update_changed: whether the defense made a difference to the update.
+    """
+
+    status: Literal["done", "failed"] = "done"
+    error: str | None = None
+    ledger: Ledger = Ledger()
+    scores: dict[str, tuple[Figure, ...] | None] = {}
+    metrics: dict[str, MetricNote] = {}
+    label_accuracy: Figure = None
+    labels: tuple[int, ...] | None = None
+    loss: Figure = None
+    first_loss: Figure = None
+    update_changed: bool | None = None
+    images: Pictures | None = None
+
+
+class Trial(TrialHead, TrialOutcome):
+    """One line of `trials.jsonl`: one attack on one victim behind one defense in one round."""
+
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+    def score(self, metric: str) -> float | None:
+        """The mean of a metric over the trial's examples."""
+        return mean(self.scores.get(metric) or ())
+
+    def leaks_when(self, metric: str) -> Direction:
+        return leaks_when(metric, self.metrics)
+
+
+class Score(Record):
+    """A metric over the trials of a cell, with its 95 % interval. worst: of the most leaking trial."""
+
+    mean: Figure
+    ci95: tuple[Figure, Figure] | None = None
+    worst: Figure = None
+
+
+class _Scored(Record):
+    """A record whose other fields are metrics."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Score | None] = Field(init=False)
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """By metric, where it could be computed."""
+        return {name: score for name, score in self.__pydantic_extra__.items() if score is not None}
+
+    def mean_of(self, metric: str) -> float | None:
+        return self.scores[metric].mean if metric in self.scores else None
+
+    def worst_of(self, metric: str) -> float | None:
+        return self.scores[metric].worst if metric in self.scores else None
+
+    def with_scores(self, scores: Mapping[str, Score | None]) -> Self:
+        return self.model_copy(update=scores)
+
+
+class Cell(_Scored):
+    """One attack on one defense, over all its trials.
+
+    success_rate: the share of finished trials that leaked. control: by metric what the best guess without the update
+    scores. first_loss, loss, labels: of an inspection's only trial.
+    """
+
+    attack: str
+    role: Role
+    defense: str
+    adaptive: bool
+    threat: Threat
+    trials: int
+    failed: int
+    success_rate: Figure = None
+    control: dict[str, Figure] = {}
+    seconds: Figure = None
+    flags: tuple[str, ...] = ()
+    trial_ids: tuple[str, ...] = ()
+    first_loss: Figure = None
+    loss: Figure = None
+    labels: tuple[int, ...] | None = None
+
+    @property
+    def done(self) -> int:
+        """Trials with a result."""
+        return max(self.trials - self.failed, 0)
+
+    @property
+    def leaked(self) -> int | None:
+        """Trials that count as leaked."""
+        return None if self.success_rate is None else round(self.success_rate * self.done)
+
+
+class Verdict(Record):
+    """What was concluded about a defense. worst_attack: the one that got closest; trial_id: its most leaking trial."""
+
+    defense: str
+    threat: Threat
+    verdict: Word
+    because: str
+    worst_attack: str | None = None
+    trial_id: str | None = None
+
+
+class FlagPlace(Record):
+    """attack: None for a whole defense."""
+
+    attack: str | None = None
+    defense: str
+
+
+class Flag(Record):
+    """A reason to doubt a figure. cell: None for the whole run. detail: the numbers."""
+
+    code: str
+    cell: FlagPlace | None = None
+    raised_if: str
+    advice: str
+    detail: str
+
+
+class Leak(Record):
+    """The leakage of a defense: its most leaking trial by `metric`, and the mean of the attack behind it."""
+
+    metric: str = "ssim"
+    worst: Figure = None
+    average: Figure = None
+    attack: str | None = None
+    psnr: Figure = None
+
+
+class TradeoffRow(Record):
+    """A defense's leakage, final accuracy, seconds of the median round, and its share of the clients' time."""
+
+    defense: str
+    settings: dict[str, Plain] = {}
+    leak: Leak
+    accuracy: Figure = None
+    seconds_per_round: Figure = None
+    cost_share: Figure = None
+    on_front: bool = False
+
+
+class Recommendation(Record):
+    """defense: None where nothing can be recommended."""
+
+    defense: str | None = None
+    because: str
+
+
+class Tradeoff(Record):
+    """All defenses of a trade-off."""
+
+    rows: tuple[TradeoffRow, ...]
+    recommendation: Recommendation | None = None
+
+
+class Moment(_Scored):
+    """The leakage of an attack on a defense in one round. accuracy: of the attacked model."""
+
+    defense: str
+    attack: str
+    adaptive: bool
+    round: int
+    accuracy: Figure = None
+    success_rate: Figure = None
+    trials: int
+
+
+class Summary(Record):
+    """`summary.json` of an audit, a trade-off or an inspection.
+
+    scenario: facts in plain words. leaked_if: what counts as a leak. ledger: facts that all attacks share.
+    training_failed: by defense why it could not be trained. over_time: where several rounds were attacked.
+    truth_given: False for an inspection without the true images.
+    """
+
+    schema_version: Version
+    run: str
+    command: str = ""
+    scenario: dict[str, Plain] = {}
+    cells: tuple[Cell, ...]
+    metrics: dict[str, MetricNote] = {}
+    leaked_if: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    ledger: Ledger = Ledger()
+    training_failed: dict[str, str] = {}
+    tradeoff: Tradeoff | None = None
+    over_time: tuple[Moment, ...] | None = None
+    truth_given: bool = True
+
+    def leaks_when(self, metric: str) -> Direction:
+        return leaks_when(metric, self.metrics)
+
+
+class Round(Record):
+    """One round of training. bytes_up, bytes_down: sent by and to all clients. failures: by client the reason.
+
+    train_loss, client: what clients measured about themselves, which a server on Flower does not get. Budgets and
+    losses may be infinite, which JSON files have as Infinity.
+    """
+
+    round: int
+    accuracy: float | None = None
+    loss: float | None = None
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    clients: int
+    failures: dict[str, str] = {}
+    learning_rate: float
+    train_loss: float | None = None
+    client: dict[str, float] = {}
+
+
+class Final(Record):
+    """The test scores after the last round."""
+
+    accuracy: float | None
+    loss: float | None
+
+
+class DefenseCost(Record):
+    """What a defense took of the clients' time; other fields are its own figures."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+    kind: str
+    share_of_time: float | None = None
+    seconds_per_step: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the defense reports about itself."""
+        return dict(self.__pydantic_extra__)
+
+
+class TrainingSummary(Record):
+    """`summary.json` of a training run. model_digest: a hash of every byte of the final weights."""
+
+    schema_version: Version
+    run: str
+    rounds: tuple[Round, ...] = Field(min_length=1)
+    final: Final
+    defense: DefenseCost
+    seconds: float
+    model_digest: str
+
+
+class Environment(Record):
+    """`environment.json`: what a result depends on beside its config. packages: versions."""
+
+    python: str = ""
+    platform: str = ""
+    processor: str = ""
+    packages: dict[str, str] = {}
+    command: tuple[str, ...] = ()
+
+
+T = TypeVar("T", bound=Record)
+
+
+def parse(kind: type[T], text: str | bytes, source: str) -> T:
+    """A document from its JSON. source: its file, and line if it has several, for errors."""
+    try:
+        return kind.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ResultsError(f"{source}: {_first_fault(error)}") from error
+
+
+def _first_fault(error: ValidationError) -> str:
+    """The first wrong field, what was expected, and what is there if that is short."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    said = first["msg"].removeprefix("Value error, ")
+    given = first["input"]
+    shown = place and first["type"] != "missing" and len(str(given)) < 80
+    return f"{f'{place}: ' if place else ''}{said}{f', got {given!r}' if shown else ''}"
+
+
+def leaks_when(metric: str, said: Mapping[str, MetricNote]) -> Direction:
+    """Which scores show the truth. said: what metrics say about themselves in a result file.
+
+    >>> leaks_when("grnn_mae", {}), leaks_when("my_error", {"my_error": MetricNote(leaks_when="low")})
+    ('low', 'low')
+    """
+    if metric in said:
+        return said[metric].leaks_when
+    return "low" if metric in _LOW_LEAKS else "high"
+
+
+def common_ledger(trials: Iterable[Trial]) -> Ledger:
+    """The facts that all attacks share; "varies" where they do not."""
+    found = [trial.ledger.facts() for trial in trials if trial.role == "attack" and trial.ledger.facts()]
+    first = found[0] if found else {}
+    same = {key: all(key in other and other[key] == value for other in found) for key, value in first.items()}
+    return Ledger.model_validate({key: value if same[key] else VARIES for key, value in first.items()})
+
+
+def metrics_of(trials: Iterable[Trial]) -> dict[str, MetricNote]:
+    """What the metrics of these trials say about themselves."""
+    return {name: note for trial in trials for name, note in trial.metrics.items()}
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known.
+
+    >>> mean([1.0, None, 3.0])
+    2.0
+    """
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

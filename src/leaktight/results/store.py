@@ -1,0 +1,116 @@
+"""The result files of a run: trials are added to `trials.jsonl` as they are finished, and all files are read here.
+
+A line is appended in one write and forced to the disk. A process that is killed in between leaves at most one torn line
+at the end, which the next one drops. The pictures of a trial are written before its line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from leaktight.core.errors import LeaktightError, ResultsError
+from leaktight.core.files import write_atomically
+from leaktight.results.schema import Environment, Summary, Trial, parse
+
+
+@dataclass
+class TrialStore:
+    """The finished trials of a run, by id. Open it with `open_store`; only one process may."""
+
+    path: Path
+    trials: dict[str, Trial] = field(default_factory=dict)
+
+    @property
+    def file(self) -> Path:
+        return self.path / "trials.jsonl"
+
+    def add(self, trial: Trial, pictures: Mapping[str, bytes]) -> None:
+        """Keep a finished trial: it is on the disk when this returns. pictures: by path in the folder."""
+        for name, data in pictures.items():
+            write_atomically(self.path / name, data)
+        self._append(json.dumps(trial.document(), allow_nan=False) + "\n")
+        self.trials[trial.id] = trial
+
+    def _append(self, line: str) -> None:
+        data = line.encode()
+        try:
+            descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(descriptor).st_size
+                if os.write(descriptor, data) != len(data):
+                    os.ftruncate(descriptor, size)
+                    raise OSError("the disk is full")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LeaktightError(
+                f"cannot write {self.file}: {reason}; free space, then go on with --resume --out {self.path}"
+            ) from error
+
+
+def open_store(path: Path) -> TrialStore:
+    """The store of a run's folder with all trials that are complete; a torn last line is cut off."""
+    store = TrialStore(path, read_trials(path))
+    content = read_file(store.file) or b""
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):
+        try:
+            with store.file.open("r+b") as opened:
+                opened.truncate(whole)
+                os.fsync(opened.fileno())
+        except OSError as error:
+            raise LeaktightError(f"cannot write {store.file}: {error.strerror}; choose another folder") from error
+    return store
+
+
+def read_trials(folder: Path) -> dict[str, Trial]:
+    """The trials of a run by id, without a last line that a killed run left torn. A repeated id counts once."""
+    file = folder / "trials.jsonl"
+    content = read_file(file) or b""
+    trials: dict[str, Trial] = {}
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
+        if line.strip():
+            trial = parse(Trial, line, f"{file}, line {number}")
+            trials.setdefault(trial.id, trial)
+    return trials
+
+
+def read_summary(folder: Path) -> Summary | None:
+    """The summary of an audit, a trade-off or an inspection, if the run is finished."""
+    file = folder / "summary.json"
+    content = read_file(file)
+    if content is None:
+        return None
+    if b'"cells"' not in content and b'"rounds"' in content:
+        raise ResultsError(f"{folder} holds a training run, which has no leakage to report; see its curve.png")
+    return parse(Summary, content, str(file))
+
+
+def read_environment(folder: Path) -> Environment:
+    """Empty if there is none."""
+    file = folder / "environment.json"
+    return parse(Environment, read_file(file) or b"{}", str(file))
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file, empty if there is none."""
+    try:
+        return (read_file(path) or b"").decode()
+    except UnicodeDecodeError as error:
+        raise ResultsError(f"{path} is not text in UTF-8; the file is damaged") from error
+
+
+def read_file(path: Path) -> bytes | None:
+    """The bytes of a file, None if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from error
