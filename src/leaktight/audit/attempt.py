@@ -17,15 +17,15 @@ _NOTHING = {name: value for name, value in TrialOutcome() if name not in ("label
 """What is written of every trial, failed ones included."""
 
 
-class Attempt(NamedTuple):
-    """A finished trial, and its pictures by their paths in the run's folder."""
+class Finished(NamedTuple):
+    """A trial, and its pictures by their paths in the run's folder."""
 
     trial: Trial
     pictures: Mapping[str, bytes]
 
 
-def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Attempt:
-    """Run a trial. What is read from the store later is what is given here: numbers that JSON has not become None."""
+def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Finished:
+    """Run a trial: itself as a run's file will give it back, and its pictures."""
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -33,7 +33,7 @@ def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Attempt:
     said = sorted({str(each.message).splitlines()[0] for each in warned if each.category is UserWarning})
     done = {**_NOTHING, **head.facts(), **outcome.facts(), "seconds": time.perf_counter() - began, "warnings": said}
     written = Trial.model_validate(done).model_dump_json(exclude_unset=True)
-    return Attempt(Trial.model_validate_json(written), pictures)
+    return Finished(Trial.model_validate_json(written), pictures)
 
 
 def picture_paths(trial_id: str) -> tuple[str, str]:

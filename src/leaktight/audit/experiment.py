@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from leaktight.audit.attempt import Attempt, Attempted, attempt, picture_paths
+from leaktight.audit.attempt import Attempted, Finished, attempt, picture_paths
 from leaktight.audit.judge import judge
 from leaktight.audit.ledger import LABELS_FOUND, ledger_of, threat_of
 from leaktight.audit.plan import Experiment, TrialSpec
@@ -51,7 +51,7 @@ class Site:
         order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
         return test.batch(order[:PUBLIC_EXAMPLES])
 
-    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
+    def __call__(self, job: str, tell: Tell[object]) -> Finished:
         """Run the trial of this id: its line for the store, and its two pictures."""
         spec = self.experiment.by_id[job]
         return attempt(self._head(spec), lambda: self._run(spec))
@@ -132,15 +132,9 @@ class Site:
     def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
         """Play the round that the state stands before."""
         traces: list[RoundTrace] = []
-        plan = replace(federation.plan, rounds=max(federation.plan.rounds, state.server.round + 1))
-        after = inprocess.run(
-            replace(federation, plan=plan),
-            state,
-            workers=1,
-            until=state.server.round + 1,
-            record=traces.append,
-            score=False,
-        )
+        until = state.server.round + 1
+        longer = replace(federation, plan=replace(federation.plan, rounds=max(federation.plan.rounds, until)))
+        after = inprocess.run(longer, state, workers=1, until=until, record=traces.append, score=False)
         return replace(traces[0], public_data=self.public_data), after
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from leaktight.audit import tradeoff
-from leaktight.audit.attempt import Attempt
+from leaktight.audit.attempt import Finished
 from leaktight.audit.cells import LEAKED_IF, gather
 from leaktight.audit.checks import Evidence, raise_flags
 from leaktight.audit.experiment import Site
@@ -82,15 +82,15 @@ def run_audit(
 
 
 def run_missing(
-    work: Work[str, object, Attempt], ids: Sequence[str], store: TrialStore, executor: Executor, watcher: Watcher
+    work: Work[str, object, Finished], ids: Sequence[str], store: TrialStore, executor: Executor, watcher: Watcher
 ) -> None:
-    """Run the trials of these ids that are not in the store. work: makes a trial of its id, see `attempt`."""
+    """Run the trials of these ids that are not in the store. work: what makes a trial of its id, see `attempt`."""
     missing = [each for each in ids if each not in store.trials]
     watcher.trials_begin(len(ids) - len(missing), len(ids))
     with executor.start(work) as workers:
-        for _, done in workers.run(missing):
-            store.add(done.trial, done.pictures)
-            watcher.trial_done(done.trial)
+        for _, (trial, pictures) in workers.run(missing):
+            store.add(trial, pictures)
+            watcher.trial_done(trial)
 
 
 def check_something_ran(summary: Summary) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leaktight.audit.attempt import Attempt, Attempted, attempt, picture_paths
+from leaktight.audit.attempt import Attempted, Finished, attempt, picture_paths
 from leaktight.audit.judge import judge, strip
 from leaktight.audit.ledger import LABELS_FOUND, threat_of
 from leaktight.audit.plan import AttackEntry, slug
@@ -76,7 +76,7 @@ class Inspection:
             return self.truth.labels
         return None if labels is None else torch.tensor(labels)
 
-    def __call__(self, job: str, tell: Tell[object]) -> Attempt:
+    def __call__(self, job: str, tell: Tell[object]) -> Finished:
         """Run the attack of this id: its trial, and its pictures."""
         return attempt(self._head(job), lambda: self._run(job))
 
