@@ -16,7 +16,7 @@ from tests.attacks import tampered as malicious
 from tests.attacks.generative.test_ggl import scene as made_scene
 from tests.attacks.generators import CONDITIONAL, LINEAR
 from tests.attacks.scenes import draw, observe
-from tests.audit.scenes import SMALL
+from tests.audits.scenes import SMALL
 from tests.conftest import DATA_ROOT
 from tests.engines.flower.grids import LocalGrid, nodes
 from tests.models.test_catalogue import NATURAL

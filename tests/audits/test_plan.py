@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.audit.scenes import small_config, small_experiment
+from tests.audits.scenes import small_config, small_experiment
 
-from leaktight.audit.plan import Experiment, named
-from leaktight.audit.settings import AuditSettings
+from leaktight.audits.plan import Experiment, named
+from leaktight.audits.settings import AuditSettings
 from leaktight.config.audit import build_experiment
 from leaktight.config.scenario import load_data
 from leaktight.core.errors import UsageError

@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from leaktight.audit.attempt import Attempted, Finished, attempt, picture_paths
-from leaktight.audit.judge import judge
-from leaktight.audit.ledger import LABELS_FOUND, ledger_of, threat_of
-from leaktight.audit.plan import Experiment, TrialSpec
+from leaktight.audits.attempt import Attempted, Finished, attempt, picture_paths
+from leaktight.audits.judge import judge
+from leaktight.audits.ledger import LABELS_FOUND, ledger_of, threat_of
+from leaktight.audits.plan import Experiment, TrialSpec
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.rng import Rng

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leaktight.audit.plan import RANDOM_INITS, Experiment, TrialSpec
+from leaktight.audits.plan import RANDOM_INITS, Experiment, TrialSpec
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Reconstruction, RoundTrace
 from leaktight.models.surgery import has_batch_norm

@@ -25,10 +25,10 @@ from leaktight.core.inputs import Images, Inputs
 from leaktight.core.rng import global_seed
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
-from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
-from leaktight.inspect.checks import check_capture, looks_of
-from leaktight.inspect.files import TrueExamples, read_tensors, read_truth
-from leaktight.inspect.truth import check_truth
+from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
+from leaktight.inspections.checks import check_capture, looks_of
+from leaktight.inspections.files import TrueExamples, read_tensors, read_truth
+from leaktight.inspections.truth import check_truth
 from leaktight.models.source import Normalize
 
 SHAPE = Images(1, 6, 6)

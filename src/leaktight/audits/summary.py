@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leaktight.audit.cells import CellTrials, gather
-from leaktight.audit.checks import Raised
-from leaktight.audit.statistics import Interval
+from leaktight.audits.cells import CellTrials, gather
+from leaktight.audits.checks import Raised
+from leaktight.audits.statistics import Interval
 from leaktight.results.schema import Cell, Moment, Score, Trial
 
 ALWAYS = ("psnr", "mse", "ssim", "lpips_alex")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.seeds import replayed
 
-from leaktight.audit.statistics import bootstrap, upper_bound
+from leaktight.audits.statistics import bootstrap, upper_bound
 
 scores = st.lists(st.floats(-1, 100), min_size=1, max_size=12)
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leaktight.audit.attempt import Attempted, Finished, attempt, picture_paths
-from leaktight.audit.judge import judge, strip
-from leaktight.audit.ledger import LABELS_FOUND, threat_of
-from leaktight.audit.plan import AttackEntry, slug
+from leaktight.audits.attempt import Attempted, Finished, attempt, picture_paths
+from leaktight.audits.judge import judge, strip
+from leaktight.audits.ledger import LABELS_FOUND, threat_of
+from leaktight.audits.plan import AttackEntry, slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Reconstruction
-from leaktight.inspect.captured import Captured
-from leaktight.inspect.files import TrueExamples
+from leaktight.inspections.captured import Captured
+from leaktight.inspections.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 from leaktight.models.surgery import has_batch_norm
 from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome

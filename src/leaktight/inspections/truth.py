@@ -10,8 +10,8 @@ from torch import nn
 
 from leaktight.attacks.matching.view import OneBatch, Simulation
 from leaktight.core.types import Batch, Mode, Observation
-from leaktight.inspect.captured import Captured, normalising
-from leaktight.inspect.checks import flag
+from leaktight.inspections.captured import Captured, normalising
+from leaktight.inspections.checks import flag
 from leaktight.models.surgery import has_batch_norm
 from leaktight.results.schema import Flag
 

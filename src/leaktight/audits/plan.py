@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from leaktight.audit.settings import AuditSettings
+from leaktight.audits.settings import AuditSettings
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import ActiveAttack, Attack, Defense

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 
 from leaktight.attacks.controls import MeanImage
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
-from leaktight.audit.attempt import picture_paths
-from leaktight.audit.experiment import Site
-from leaktight.audit.judge import judge
-from leaktight.audit.plan import AttackEntry, Experiment
+from leaktight.audits.attempt import picture_paths
+from leaktight.audits.experiment import Site
+from leaktight.audits.judge import judge
+from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
@@ -114,7 +114,7 @@ def test_a_defense_changes_the_update(tmp_path: Path) -> None:
 def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_training(
     tmp_path: Path, defense: str
 ) -> None:
-    from leaktight.audit.states import prepare_states
+    from leaktight.audits.states import prepare_states
 
     experiment = small_experiment(
         tmp_path, f"defense={{kind='{defense}'}}", "audit.attack_round=1", "model.init=default"

@@ -18,7 +18,7 @@ from leaktight.attacks.labels.last_layer import HeadGradient, head_gradient
 from leaktight.core.errors import LeaktightError
 from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params
-from leaktight.inspect.captured import Captured
+from leaktight.inspections.captured import Captured
 from leaktight.models.surgery import CONVOLUTIONS, layer_inputs, mode_of
 from leaktight.results.schema import Flag
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leaktight.audit.plan import Experiment
+from leaktight.audits.plan import Experiment
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config, load_config

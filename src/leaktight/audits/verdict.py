@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leaktight.audit.cells import CellTrials
-from leaktight.audit.statistics import upper_bound
+from leaktight.audits.cells import CellTrials
+from leaktight.audits.statistics import upper_bound
 from leaktight.results.schema import UNDEFENDED, Threat, Verdict, Word
 
 MOST = 0.5

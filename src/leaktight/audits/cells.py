@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from leaktight.audit.statistics import Interval, bootstrap
+from leaktight.audits.statistics import Interval, bootstrap
 from leaktight.core.rng import Rng
 from leaktight.results.schema import Role, Threat, Trial, mean
 

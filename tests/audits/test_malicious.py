@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 from tests.results.made import changed, made_trial
 
-from leaktight.audit.cells import gather
-from leaktight.audit.experiment import Site
-from leaktight.audit.plan import Experiment
-from leaktight.audit.verdict import verdicts
+from leaktight.audits.cells import gather
+from leaktight.audits.experiment import Site
+from leaktight.audits.plan import Experiment
+from leaktight.audits.verdict import verdicts
 from leaktight.results.schema import Threat, Trial
 
 ROBBED = (

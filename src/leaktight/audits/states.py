@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leaktight.audit.experiment import state_key
-from leaktight.audit.plan import Entry, Experiment, slug
+from leaktight.audits.experiment import state_key
+from leaktight.audits.plan import Entry, Experiment, slug
 from leaktight.core.errors import LeaktightError
 from leaktight.core.files import write_private
 from leaktight.core.protocols import Defense

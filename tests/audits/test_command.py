@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.audit.scenes import SMALL
+from tests.audits.scenes import SMALL
 
 from leaktight.cli.app import main
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.results.made import KNOWING, changed, made_trial, panel
 
-from leaktight.audit.cells import gather
-from leaktight.audit.checks import CHECKS, Check, Evidence, raise_flags
+from leaktight.audits.cells import gather
+from leaktight.audits.checks import CHECKS, Check, Evidence, raise_flags
 from leaktight.results.schema import FlagPlace, Trial
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.results.made import KNOWING, THREAT, changed, made_trial, panel
 
-from leaktight.audit.cells import gather
-from leaktight.audit.verdict import verdicts
+from leaktight.audits.cells import gather
+from leaktight.audits.verdict import verdicts
 from leaktight.results.schema import Trial, Verdict
 
 

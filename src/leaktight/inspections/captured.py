@@ -21,7 +21,7 @@ from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
-from leaktight.inspect.files import Held, TrueExamples
+from leaktight.inspections.files import Held, TrueExamples
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource, Normalize, check_fits
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 from tests.results.made import changed
 
-from leaktight.audit.plan import AttackEntry, Experiment
-from leaktight.audit.run import Watcher, check_something_ran, easier_than_training, run_audit
+from leaktight.audits.plan import AttackEntry, Experiment
+from leaktight.audits.run import Watcher, check_something_ran, easier_than_training, run_audit
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leaktight.audit import tradeoff
-from leaktight.audit.attempt import Finished
-from leaktight.audit.cells import LEAKED_IF, gather
-from leaktight.audit.checks import Evidence, raise_flags
-from leaktight.audit.experiment import Site
-from leaktight.audit.plan import Experiment
-from leaktight.audit.states import prepare_states
-from leaktight.audit.summary import cell_of, over_time
-from leaktight.audit.verdict import verdicts
+from leaktight.audits import tradeoff
+from leaktight.audits.attempt import Finished
+from leaktight.audits.cells import LEAKED_IF, gather
+from leaktight.audits.checks import Evidence, raise_flags
+from leaktight.audits.experiment import Site
+from leaktight.audits.plan import Experiment
+from leaktight.audits.states import prepare_states
+from leaktight.audits.summary import cell_of, over_time
+from leaktight.audits.verdict import verdicts
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import SCHEMA_VERSION, Plain, Round, Summary, Trial, common_ledger, metrics_of

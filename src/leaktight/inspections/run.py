@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from leaktight.audit.cells import LEAKED_IF, CellTrials, gather
-from leaktight.audit.checks import FALLEN, Evidence, Raised, raise_flags
-from leaktight.audit.ledger import LABELS_FOUND, threat_of
-from leaktight.audit.run import Watcher, run_missing
-from leaktight.audit.summary import cell_of
-from leaktight.audit.verdict import judge_defense
+from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
+from leaktight.audits.checks import FALLEN, Evidence, Raised, raise_flags
+from leaktight.audits.ledger import LABELS_FOUND, threat_of
+from leaktight.audits.run import Watcher, run_missing
+from leaktight.audits.summary import cell_of
+from leaktight.audits.verdict import judge_defense
 from leaktight.core.types import Batch
-from leaktight.inspect.captured import Captured
-from leaktight.inspect.checks import check_capture, flag
-from leaktight.inspect.inspection import CAPTURED, Inspection
-from leaktight.inspect.truth import check_truth
+from leaktight.inspections.captured import Captured
+from leaktight.inspections.checks import check_capture, flag
+from leaktight.inspections.inspection import CAPTURED, Inspection
+from leaktight.inspections.truth import check_truth
 from leaktight.models.source import Normalize
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import (

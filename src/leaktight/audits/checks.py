@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from leaktight.audit.cells import CellTrials
-from leaktight.audit.verdict import MIN_TRIALS, works
+from leaktight.audits.cells import CellTrials
+from leaktight.audits.verdict import MIN_TRIALS, works
 from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Trial
 
 FALLEN = 0.9

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.results.made import made_trial, panel
 
-from leaktight.audit.cells import THRESHOLDS, CellTrials, best_controls, gather, leaks
+from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, gather, leaks
 from leaktight.results.schema import Trial
 
 
