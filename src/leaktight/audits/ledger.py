@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leaktight.audits.plan import RANDOM_INITS, Experiment, TrialSpec
+from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Reconstruction, RoundTrace
 from leaktight.models.surgery import has_batch_norm
@@ -40,7 +40,7 @@ def ledger_of(
         mode=trace.mode,
         batch_norm=has_batch_norm(trace.model),
         buffers_known=Knowledge.BUFFERS in threat.knows,
-        init=experiment.init if experiment.init in RANDOM_INITS else f"file {Path(experiment.init).name}",
+        init=experiment.init if experiment.init in (*RANDOM_INITS, GIVEN) else f"file {Path(experiment.init).name}",
         stage=stage_of(experiment.init, spec.round),
         defense_known=Knowledge.DEFENSE in threat.knows,
         assumed=tuple(str(note) for note in found.notes.get("assumed", ())),
