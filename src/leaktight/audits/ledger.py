@@ -51,10 +51,11 @@ def ledger_of(
 
 def stage_of(init: str, round_index: int) -> str:
     """
-    >>> stage_of("wide", 0), stage_of("wide", 1), stage_of("w.pt", 0), stage_of("w.pt", 20)
-    ('untrained', 'after 1 round', 'weights of a file', 'weights of a file, after 20 rounds')
+    >>> stage_of("wide", 0), stage_of("wide", 1), stage_of("w.pt", 0), stage_of("given", 20)
+    ('untrained', 'after 1 round', 'weights of a file', 'given weights, after 20 rounds')
     """
     rounds = f"after {round_index} round{'' if round_index == 1 else 's'}" if round_index else ""
     if init in RANDOM_INITS:
         return rounds or "untrained"
-    return f"weights of a file, {rounds}" if rounds else "weights of a file"
+    weights = "given weights" if init == GIVEN else "weights of a file"
+    return f"{weights}, {rounds}" if rounds else weights
