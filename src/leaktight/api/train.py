@@ -100,9 +100,8 @@ def train(
     workers: as `leaktight.audit` has them, without Ray.
     """
     planned = plan(config, pooled=pooled, **scenario)
-    return planned.run(
-        planned.folder(out, resume=resume), engine=engine, resume=resume, workers=1 if workers == 0 else workers
-    )
+    processes = 1 if workers == 0 else workers  # one process for clients is this one
+    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=processes)
 
 
 def _in_process(folder: RunFolder) -> Engine:
