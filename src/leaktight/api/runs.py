@@ -12,7 +12,12 @@ from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Processes
 
 RUNS = Path("runs")
-_PRELOAD = ("torchmetrics.functional.image",)  # the scores import it only when they are computed
+_PRELOAD = (  # what trials import only when they need it: scores, matches, traced graphs
+    "scipy.optimize",
+    "torch._functorch.compile_utils",
+    "torch.fx.experimental.proxy_tensor",
+    "torchmetrics.functional.image",
+)
 
 
 def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:

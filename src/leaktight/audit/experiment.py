@@ -132,15 +132,9 @@ class Site:
     def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
         """Play the round that the state stands before."""
         traces: list[RoundTrace] = []
-        plan = replace(federation.plan, rounds=max(federation.plan.rounds, state.server.round + 1))
-        after = inprocess.run(
-            replace(federation, plan=plan),
-            state,
-            workers=1,
-            until=state.server.round + 1,
-            record=traces.append,
-            score=False,
-        )
+        until = state.server.round + 1
+        longer = replace(federation, plan=replace(federation.plan, rounds=max(federation.plan.rounds, until)))
+        after = inprocess.run(longer, state, workers=1, until=until, record=traces.append, score=False)
         return replace(traces[0], public_data=self.public_data), after
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:

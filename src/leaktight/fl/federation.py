@@ -147,7 +147,6 @@ def assemble(
     rng: Rng,
 ) -> Federation:
     """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
-    require_inputs(type(defense).__name__, defense.takes, dataset.inputs)
     shares: dict[str, Share] = {}
     order: list[Tensor] = []
     start = 0
@@ -156,14 +155,14 @@ def assemble(
         shares[name] = Share(start, validation, validation + len(holding.validation))
         order += [holding.train, holding.validation]
         start = shares[name].stop
-    setup = Setup(Trainer(model, local, dataset.task, mode=mode), aggregator)
-    return Federation(
+    undefended = Federation(
         dataset=dataset,
         examples=dataset.train.take(torch.cat(order)),
         shares=shares,
-        setup=setup.with_defense(defense, rng=rng.child("defense", "prepare")),
+        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator),
         plan=plan,
         rng=rng,
         guard=guard,
         consent=consent,
     )
+    return undefended.with_defense(defense)
