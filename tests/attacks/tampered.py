@@ -9,7 +9,7 @@ import torch
 from tests.seeds import replayed
 from torch import nn
 
-from leaktight.audit.experiment import tampered, truth_of
+from leaktight.audits.experiment import tampered, truth_of
 from leaktight.core.protocols import ActiveAttack, Defense, Guard
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining

@@ -15,7 +15,7 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.config.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES, MODELS
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, Question, Report, RoundPlan, Step
@@ -54,7 +54,7 @@ from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.fl.state import ClientState
 from leaktight.fl.wire import encode
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 from leaktight.runtime.sharing import dumped, loaded
 
 

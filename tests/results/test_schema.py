@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 from tests.report.made_run import MadeRun
 from tests.results.made import made_cell, made_summary, made_training, made_trial
 
-from leaktight.audit.run import run_audit
+from leaktight.audits.run import run_audit
 from leaktight.metrics import METRICS
 from leaktight.report.comparison import compare
 from leaktight.report.html import write_report

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 from tests.security.scan import ALIKE, Numbers
 from tests.security.scenes import Overheard, overhearing
 from torch import Tensor
 
-from leaktight.audit.experiment import Site
-from leaktight.audit.plan import AttackEntry, Experiment
+from leaktight.audits.experiment import Site
+from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
 from leaktight.core.types import Batch, Observation, Reconstruction

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 from tests.results.made import changed
 
-from leaktight.audit.plan import Experiment
-from leaktight.audit.run import run_audit
+from leaktight.audits.plan import Experiment
+from leaktight.audits.run import run_audit
 from leaktight.config.audit import build_experiment, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config

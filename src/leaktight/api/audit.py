@@ -9,8 +9,8 @@ from typing import Literal, Unpack
 
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Scenario, Source, configure
-from leaktight.audit.plan import Experiment
-from leaktight.audit.run import Watcher, run_audit
+from leaktight.audits.plan import Experiment
+from leaktight.audits.run import Watcher, run_audit
 from leaktight.config.audit import build_experiment, complete, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config

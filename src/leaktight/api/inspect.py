@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Method
-from leaktight.audit.run import Watcher
+from leaktight.audits.run import Watcher
 from leaktight.config.inspect import Prepared, Request, prepare
 from leaktight.config.tables import Table, as_list
 from leaktight.core.errors import UsageError, suggestion
@@ -19,7 +19,7 @@ from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode, Params
-from leaktight.inspect.run import run_inspection
+from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Summary
 

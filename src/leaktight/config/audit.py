@@ -14,8 +14,8 @@ from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.audit.plan import AttackEntry, Entry, Experiment, named
-from leaktight.audit.settings import AuditSettings
+from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
+from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.scenario import build_federation
 from leaktight.config.settings import Config

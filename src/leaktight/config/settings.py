@@ -14,7 +14,7 @@ from typing import Literal
 import tomli_w
 from torch import nn
 
-from leaktight.audit.settings import AuditSettings
+from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, MODELS, PARTITIONS
 from leaktight.config.tables import Table, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of

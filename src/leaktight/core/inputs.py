@@ -39,13 +39,13 @@ class Inputs(ABC):
 
     @property
     def size(self) -> int:
-        """How many numbers one example has."""
+        """The number of elements of one example."""
         return math.prod(self.shape)
 
     @classmethod
     @abstractmethod
     def of(cls, stored: Tensor) -> Self:
-        """The inputs behind stored examples (N, ...); DataError where they are of another kind."""
+        """The inputs of stored examples (N, ...); DataError if they are of another kind."""
 
     @abstractmethod
     def loaded(self, stored: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ class Images(Inputs):
         return torch.zeros(count, *self.shape, dtype=like.dtype, device=like.device)
 
     def grey(self) -> Tensor:
-        """One mid-grey image, the guess of somebody who knows nothing."""
+        """One mid-grey image: a guess without any observation."""
         return torch.full(self.shape, GREY)
 
     @staticmethod
     def checked(images: Tensor) -> Tensor:
-        """The same batch, if it is (N, C, H, W) of floats. Bytes are refused: clamped to [0, 1] they are nonsense."""
+        """The same batch, if it is (N, C, H, W) of floats. Bytes are refused, because they are not in [0, 1]."""
         if images.ndim != 4 or not images.numel() or not images.is_floating_point():
             raise UsageError(
                 f"expected images (N, C, H, W) of floats in [0, 1], got {tuple(images.shape)} of {images.dtype}; "
@@ -128,7 +128,7 @@ class Images(Inputs):
 
 ONLY_IMAGES: frozenset[type[Inputs]] = frozenset({Images})
 ALL_INPUTS: frozenset[type[Inputs]] = frozenset({Images})
-"""Every kind that there is."""
+"""All kinds of inputs."""
 
 
 def require_inputs(name: str, takes: Collection[type[Inputs]], inputs: Inputs) -> None:

@@ -1,4 +1,4 @@
-"""The secret key of a federation, as text. Nothing heavy is imported for it."""
+"""The secret key of a federation as text, without heavy imports."""
 
 from __future__ import annotations
 
