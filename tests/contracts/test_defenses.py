@@ -445,7 +445,7 @@ def test_no_byte_of_a_secret_leaves_the_client(
     shown = [number for done in rounds for number in numbers_in(done.trained.update.tensors)]
     assert shown
     assert traces_of(shown, data) == shown
-    kept = encode({"states": [done.state for done in rounds], "rates": lrp_rates(rounds)})
+    kept = encode({"states": [done.state.stored() for done in rounds], "rates": lrp_rates(rounds)})
     assert traces_of(private, kept) == private
 
 
