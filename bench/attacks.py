@@ -5,7 +5,6 @@ Milliseconds for one full iteration (objective, total variation, signed Adam, bo
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +14,8 @@ from bench import growth
 from bench.rivals import breaching_loop, eager_loop, has_breaching
 from bench.scenes import against, observation, peak_memory
 from leaktight.attacks.labels.rules import Given
-from leaktight.attacks.matching.many import reconstruct_all
-from leaktight.attacks.matching.spread import Parallel
 from leaktight.attacks.optimizers.compile import Backend
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.core.processes import available_cores
 from leaktight.core.rng import Rng
 
 
@@ -84,29 +80,11 @@ def hold(case: Case, side: str) -> None:
     attack.reconstruct([seen], rng=Rng(0))
 
 
-def victims(kind: str, number: int, iterations: int) -> None:
-    """Several victims, each with a network of its own: wall time for all, with tracing and the start of processes."""
-    seen = [[observation(kind, 1, seed=seed)] for seed in range(number)]
-    rngs = [Rng(seed) for seed in range(number)]
-    cores = available_cores()
-    ways: tuple[tuple[Parallel, int], ...] = (("none", 1), ("vmap", 1), ("processes", cores))
-    seconds = {}
-    for way, workers in ways:
-        attack = InvertingGradients(labels=Given(), iterations=iterations, parallel=way)
-        start = time.perf_counter()
-        reconstruct_all(attack, seen, rngs=rngs, workers=workers)
-        seconds[way] = time.perf_counter() - start
-    shown = ", ".join(f"{way} {value:.1f} s ({seconds['none'] / value:.2f}x)" for way, value in seconds.items())
-    print(f"{number} victims, {kind}, {iterations} iterations, {cores} cores: {shown}", flush=True)
-
-
 def main(plots: Path | None = None) -> None:
     """plots: a folder for the picture of how time grows."""
     torch.set_num_threads(1)
     for case in CASES:
         compare(case)
-    victims("lenet_zhu", 8, 1000)
-    victims("resnet20_4", 2, 60)
     found = growth.curves()
     growth.show(found)
     if plots is not None:

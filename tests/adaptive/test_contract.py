@@ -14,7 +14,7 @@ from tests.adaptive.scenes import LOCAL, play
 from tests.seeds import replayed
 
 from leaktight.adaptive.knowing import Knowing
-from leaktight.adaptive.table import ADAPTATIONS, ADAPTIVE
+from leaktight.adaptive.table import ADAPTATIONS, adapt
 from leaktight.attacks.controls import MeanImage, PriorOnly
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
@@ -73,15 +73,16 @@ every_kind = pytest.mark.parametrize("kind", CASES)
 
 
 def made(kind: str, attack: Attack = QUICK) -> Knowing:
-    adapted = ADAPTIVE[type(CASES[kind])](attack, CASES[kind])
+    adapted = adapt(attack, CASES[kind])
     assert isinstance(adapted, Knowing)
     return adapted
 
 
 def test_every_defense_has_an_attacker_who_knows_it() -> None:
     assert set(CASES) == set(DEFENSES) - {"none"}
-    assert set(ADAPTIVE) == {type(defense) for defense in CASES.values()}
-    assert set(ADAPTATIONS) == set(ADAPTIVE) - {Stack}
+    assert set(ADAPTATIONS) == {type(defense) for defense in CASES.values()} - {Stack}
+    assert all(adapt(QUICK, defense) is not None for defense in CASES.values())
+    assert adapt(QUICK, Defense()) is None
     assert all(kind_of(defense) == kind for kind, defense in CASES.items())
 
 
@@ -164,13 +165,13 @@ def test_what_is_not_disclosed_is_not_used() -> None:
 
 @pytest.mark.parametrize("attack", [MeanImage(), PriorOnly(iterations=1), Agic(epochs=2)], ids=lambda each: type(each))
 def test_what_does_not_match_one_update_is_not_adapted(attack: Attack) -> None:
-    assert ADAPTIVE[Outpost](attack, Outpost()) is None
+    assert adapt(attack, Outpost()) is None
 
 
 @pytest.mark.parametrize(
     "attack", [Dlg(), InvertingGradients(), Agic(), CsDlg().matching()], ids=lambda each: type(each)
 )
 def test_every_other_attack_is(attack: Attack) -> None:
-    adapted = ADAPTIVE[Outpost](attack, Outpost())
+    adapted = adapt(attack, Outpost())
     assert isinstance(adapted, Knowing)
     assert adapted.matching().objective is not None

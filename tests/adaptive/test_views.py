@@ -48,7 +48,7 @@ from leaktight.models.keylock import KeyLock
 def view_of(scene: Scene) -> View:
     """An update as the attacker who knows the defense matches it."""
     defense = scene.seen.defense
-    assert defense is not None
+    assert isinstance(defense, Defense)
     adaptation = adaptation_to(defense)
     assert adaptation is not None
     _, (shown,) = adaptation.prepare(CsDlg().matching(), [scene.seen])

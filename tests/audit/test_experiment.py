@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +21,9 @@ from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.audit.attempt import finished, picture_paths
 from leaktight.audit.experiment import Site
 from leaktight.audit.judge import judge
-from leaktight.audit.ledger import labels_of
 from leaktight.audit.plan import AttackEntry, Experiment
-from leaktight.core.protocols import Attack, Defense, Progress
+from leaktight.core.protocols import ActiveAttack, Attack, Defense, Progress
 from leaktight.core.rng import Rng
-from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
 from leaktight.metrics import METRICS, Resources, build_metrics, psnr, ssim
 from leaktight.results.schema import Ledger, MetricNote, Pictures, Trial, TrialOutcome
@@ -35,7 +33,6 @@ from leaktight.results.schema import Ledger, MetricNote, Pictures, Trial, TrialO
 class Told(Attack):
     """An attack that says what it was shown, and answers with grey."""
 
-    requires: ClassVar[frozenset[Knowledge]] = frozenset()
     error: Exception | None = None
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
@@ -51,7 +48,7 @@ class Told(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zeroing(Told):
+class Zeroing(Told, ActiveAttack):
     """A malicious server's attack: the model that it sends is zero."""
 
     def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
@@ -186,7 +183,7 @@ def test_a_guess_that_is_not_finite_scores_nothing() -> None:
 
 
 def test_how_labels_are_known() -> None:
-    found = [labels_of(attack) for attack in (CsDlg(), Dlg(), IdlgAttack(), MeanImage())]
+    found = [attack.labels_from for attack in (CsDlg(), Dlg(), IdlgAttack(), MeanImage())]
     assert found == ["given", "searched", "inferred", "not needed"]
 
 

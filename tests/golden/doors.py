@@ -23,7 +23,7 @@ from tests.models.test_catalogue import NATURAL
 from tests.report.made_run import MadeRun
 from tests.seeds import replayed
 
-from leaktight.adaptive.table import ADAPTIVE
+from leaktight.adaptive.table import adapt
 from leaktight.cli.app import main
 from leaktight.config.catalogue import CATALOGUE
 from leaktight.config.names import ENTRIES
@@ -93,7 +93,7 @@ def made(family: str, kind: str, **settings: Any) -> Any:
 
 def adapted(attack: Attack, defense: Defense) -> Attack:
     """The attacker who knows the defense."""
-    found = ADAPTIVE[type(defense)](attack, defense)
+    found = adapt(attack, defense)
     assert found is not None
     return found
 

@@ -17,7 +17,9 @@ from safetensors.torch import save_file
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.config.inspect import default_attacks, fitted, label_rule
+from leaktight.attacks.labels.rules import rule_for
+from leaktight.attacks.presets.preset import Preset
+from leaktight.config.inspect import default_attacks
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images, Inputs
 from leaktight.core.rng import global_seed
@@ -347,16 +349,17 @@ def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:
         read_tensors(tmp_path / "change.pt"),
         "after",
     )
-    names = [type(each).__name__ for each in default_attacks(known, label_rule(known))]
+    names = [type(each).__name__ for each in default_attacks(known)]
     assert names == ["CsDlg", "Dlg", "InvertingGradients"]
-    rule = label_rule(unknown)
+    rule = rule_for(unknown.seen)
     assert rule is not None
     assert rule.infer(unknown.seen, 1, rng=replayed(0)).tolist() == [0]
-    blind = default_attacks(unknown, rule)
+    blind = default_attacks(unknown)
     assert [type(each).__name__ for each in blind] == ["CsDlg", "InvertingGradients"]
-    assert all(fitted(each, unknown, rule) == each for each in blind)
+    assert all(each.fitted(unknown.seen) == each for each in blind)
     for attack in blind:
-        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=replayed(0)).guess  # type: ignore[type-var]
+        assert isinstance(attack, Preset)
+        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=replayed(0)).guess
         assert guess.inputs.shape == (1, *SHAPE.shape)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from leaktight.audit.experiment import Site
 from leaktight.audit.plan import AttackEntry, Experiment
 from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
-from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.fl.messages import Train
 
@@ -51,8 +50,6 @@ class Walker(Attack):
     heard: Overheard
     noise_in: Callable[[Observation], Tensor]
     loot: Loot
-
-    requires: ClassVar[frozenset[Knowledge]] = frozenset()
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         self.heard.listening = False

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from leaktight.attacks.generative.ggl import Ggl
 from leaktight.attacks.generative.gias import Gias
-from leaktight.attacks.matching.many import reconstruct_all
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, parameters_of
@@ -66,7 +65,7 @@ def test_nearer_than_the_best_of_a_hundred_samples(root: Path, kind: str) -> Non
     for place in range(VICTIMS):
         batch = Batch(faces[place : place + 1], labels[place : place + 1])
         victims.append([replace(observe(model, batch, 10, mode="eval"), labels=batch.targets)])
-    found = reconstruct_all(attacks[kind], victims, rngs=[replayed(1).child(place) for place in range(VICTIMS)])
+    found = [attacks[kind].reconstruct(seen, rng=replayed(1).child(place)) for place, seen in enumerate(victims)]
     lpips = Lpips(root=root, net="alex")
     nearer = 0
     for face, answer in zip(faces.split(1), found, strict=True):

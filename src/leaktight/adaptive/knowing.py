@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from leaktight.attacks.matching.view import Around, View
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.inputs import Inputs
-from leaktight.core.protocols import Attack, Defense, Progress, Report, RoundPlan, Step, require_seen
+from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Observation, Params, Reconstruction, State, Update
@@ -74,6 +74,13 @@ class Knowing(Attack):
     @property
     def requires(self) -> frozenset[Knowledge]:
         return self.attack.requires | {Knowledge.DEFENSE}
+
+    @property
+    def labels_from(self) -> LabelSource:
+        return self.attack.labels_from
+
+    def pinned(self, *, onednn: bool) -> Self:
+        return replace(self, attack=self.attack.pinned(onednn=onednn))
 
     def matching(self) -> Matching:
         """The attack before it was adapted."""

@@ -12,7 +12,6 @@ import torch
 from leaktight.adaptive.knowing import Adaptation, scale_free
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.priors import TotalVariation
-from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.core.tensors import digest, squared_norm
 from leaktight.core.types import Observation
 from leaktight.defenses.noise import AdditiveNoise
@@ -59,7 +58,7 @@ class KnowsNoise(Adaptation):
             return attack, shown
         contrast = self.contrast or usual_contrast(seen[0])
         weight = prior_weight(shown[0], std * math.sqrt(len(shown) / len(seen)), contrast)
-        smooth = isinstance(attack.optimizer, Lbfgs)
+        smooth = attack.optimizer.smooth
         # Gaussian differences of variance 2 contrast^2 for the smooth form, which counts each twice.
         variation = TotalVariation(form="squared") if smooth else TotalVariation()
         weight = weight / (8 * contrast) if smooth else weight

@@ -58,6 +58,7 @@ def in_stages(
     """
     begin = replace(attack, matched=InTheLightOf(inner=attack.matched, judging=judging))
     found = begin.reconstruct(seen, rng=rng, progress=progress)
+    first_loss = found.first_loss
     for stage in range(stages):
         before = found.guess
         again = replace(
@@ -72,7 +73,7 @@ def in_stages(
         found = again.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
         if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
             break
-    return found
+    return replace(found, first_loss=first_loss)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from leaktight.adaptive.adadefense import KnowsAdaDefense
 from leaktight.adaptive.clipping import KnowsClipping
@@ -68,9 +68,3 @@ def adaptation_to(defense: Defense) -> Adaptation | None:
         return KnowsStack(defense=defense, parts=kept) if kept else None
     kind = ADAPTATIONS.get(type(defense))
     return None if kind is None else kind(defense=defense)
-
-
-ADAPTIVE: Mapping[type[Defense], Callable[[Attack, Defense], Attack | None]] = dict.fromkeys(
-    (*ADAPTATIONS, Stack), adapt
-)
-"""The attacker who knows a defense: makes of an attack the one that expects this defense; None where it cannot."""

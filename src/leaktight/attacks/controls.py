@@ -18,7 +18,7 @@ from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
-from leaktight.core.protocols import Attack, Progress, require_seen
+from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
@@ -45,7 +45,8 @@ class MeanImage(Attack):
         guess = Batch(image.expand(count, *image.shape).clone(), _blind_labels(first, count, rng))
         if progress is not None:
             progress(0, float("nan"), guess.inputs)
-        return Reconstruction(guess, float("nan"), {"source": "grey" if public is None else "public data"})
+        notes = {"source": "grey" if public is None else "public data"}
+        return Reconstruction(guess, float("nan"), notes, first_loss=float("nan"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,10 @@ class NearestPublicImage(Attack):
         if self.mode not in ("train", "eval"):
             raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
 
+    @property
+    def labels_from(self) -> LabelSource:
+        return "not needed" if self.labels is None else self.labels.source
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         first = require_seen(self, seen)
         require(first, *self.requires)
@@ -93,6 +98,7 @@ class NearestPublicImage(Attack):
             Batch(public.inputs[chosen].clone(), public.targets[chosen].clone()),
             float(distances[best].mean()),
             {"places": chosen.tolist(), "distances": distances[best].tolist()},
+            first_loss=float(distances[0]),
         )
 
     def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
@@ -151,6 +157,10 @@ class PriorOnly(Preset):
 
     iterations: int = 500
     learning_rate: float = 0.025
+
+    @property
+    def wants_labels(self) -> bool:
+        return True  # its own rule is for one example
 
     def matching(self) -> Matching:
         return replace(

@@ -83,12 +83,8 @@ class Site:
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)
         trace, seen = self._play(spec, federation, lambda trace: threat.observe(trace, victim))
-        first: list[float] = []
-        found = spec.attack.value.reconstruct(
-            seen,
-            rng=experiment.rng(spec.trial).child("attack", spec.attack.name).detached(),
-            progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
-        )
+        rng = experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
+        found = spec.attack.value.reconstruct(seen, rng=rng)
         truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
         judged = judge(found.guess, truth, self.metrics)
         ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
@@ -99,7 +95,7 @@ class Site:
             metrics=judged.notes,
             label_accuracy=judged.label_accuracy if ledger.labels in LABELS_FOUND else None,
             loss=found.loss,
-            first_loss=first[0] if first else None,
+            first_loss=found.first_loss,
             update_changed=self._changed(spec, federation, trace, victim),
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
         )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leaktight.attacks.labels.last_layer import LabelStrategy
-from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.audit.plan import RANDOM_INITS, Experiment, TrialSpec
-from leaktight.core.protocols import Attack
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Reconstruction, RoundTrace
 from leaktight.models.surgery import has_batch_norm
@@ -35,7 +32,7 @@ def ledger_of(
     """queries: in how many rounds the attacker asked the victim for an update."""
     truth = trace.clients[victim].truth
     return Ledger(
-        labels=labels_of(spec.attack.value),
+        labels=spec.attack.value.labels_from,
         batch_size=max(len(step) for step in truth.steps),
         num_examples=len(truth.examples),
         local_steps=len(truth.steps),
@@ -61,14 +58,3 @@ def stage_of(init: str, round_index: int) -> str:
     if init in RANDOM_INITS:
         return rounds or "untrained"
     return f"weights of a file, {rounds}" if rounds else "weights of a file"
-
-
-def labels_of(attack: Attack) -> str:
-    """How an attack comes by the labels: "given", "inferred", "searched" or "not needed"."""
-    compose = getattr(attack, "matching", None)
-    labels = getattr(compose() if callable(compose) else attack, "labels", None)
-    if isinstance(labels, Joint):
-        return "searched"
-    if isinstance(labels, Given):
-        return "given"
-    return "inferred" if isinstance(labels, LabelStrategy) else "not needed"

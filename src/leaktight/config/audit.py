@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from leaktight.adaptive.table import ADAPTIVE
+from torch import nn
+
+from leaktight.adaptive.table import adapt
 from leaktight.attacks.controls import MeanImage, NearestPublicImage, PriorOnly
 from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given
 from leaktight.attacks.presets.csdlg import CsDlg
@@ -68,8 +70,9 @@ def _blind_labels(threat: ThreatModel) -> Given | BiasCorrected:
 def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, adaptive: bool) -> Experiment:
     """The experiment of a complete config. adaptive: also attack each defense with the attackers who know it."""
     federation = build_federation(replace(config, defenses=(Defense(),)), dataset, partition)
-    small = sum(tensor.numel() for tensor in federation.trainer.model.parameters()) < SMALL_NETWORK
-    attacks = [reproducible(each, small=small) for each in config.attacks]
+    # Left open, timed iterations would choose between kernels that differ in the last bits.
+    onednn = not is_small(federation.trainer.model)  # small networks are faster without it
+    attacks = [each.pinned(onednn=onednn) for each in config.attacks]
     defenses = _entries(config.defenses)
     entries = [
         AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
@@ -93,19 +96,9 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     return experiment
 
 
-def reproducible(attack: Attack, *, small: bool) -> Attack:
-    """The attack with everything fixed that would otherwise depend on the machine's mood, and watched from its start.
-
-    Left open, a few timed iterations choose between two kernels that differ in the last bits. Small networks are faster
-    without oneDNN.
-    """
-    settings = {field.name: getattr(attack, field.name) for field in fields(attack)}  # type: ignore[arg-type]
-    changes: dict[str, Any] = {}
-    if "onednn" in settings and settings["onednn"] is None:
-        changes["onednn"] = not small
-    if "progress_every" in settings:
-        changes["progress_every"] = 1
-    return replace(attack, **changes) if changes else attack  # type: ignore[type-var]
+def is_small(model: nn.Module) -> bool:
+    """Whether a network has fewer than 200,000 parameters."""
+    return sum(tensor.numel() for tensor in model.parameters()) < SMALL_NETWORK
 
 
 def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[AttackEntry]:
@@ -119,9 +112,6 @@ def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[Att
 
 def _adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
     """The attacks made for a defense."""
-    adapt = ADAPTIVE.get(type(defense.value))
-    if adapt is None:
-        return []
     made = [(entry, adapt(entry.value, defense.value)) for entry in entries]
     return [
         AttackEntry(entry.name, settings_of(attack), attack, against=defense.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,22 +11,20 @@ import tomli_w
 from torch import Tensor, nn
 
 from leaktight.attacks.controls import MeanImage, PriorOnly
-from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
-from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given, Idlg, Wainakh
+from leaktight.attacks.labels.rules import rule_for
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.audit.plan import AttackEntry, named
-from leaktight.config.audit import CONTROLS, SMALL_NETWORK, reproducible
+from leaktight.config.audit import CONTROLS, is_small
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.settings import model_source
 from leaktight.config.tables import Table, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
-from leaktight.core.errors import ConfigError, LeaktightError, UsageError, suggestion
+from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
-from leaktight.core.threat import Knowledge
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode, Params
 from leaktight.data.dataset import data_root
@@ -180,15 +178,13 @@ def _assumed(request: Request, count: int | None, captured: Captured) -> list[st
 
 
 def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -> list[AttackEntry]:
-    rule = label_rule(captured)
     given = choose_all(ATTACKS, tables["attack"], WHERE, "attack") if "attack" in tables else ()
-    attacks = [fitted(each, captured, rule) for each in given]
+    attacks = [each.fitted(captured.seen) for each in given]
     if all(isinstance(each, CONTROLS) for each in attacks):
-        attacks = [*default_attacks(captured, rule), *attacks]
+        attacks = [*default_attacks(captured), *attacks]
     if controls and not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks += [fitted(PriorOnly(iterations=200), captured, rule), MeanImage()]
-    small = sum(tensor.numel() for tensor in captured.bare.parameters()) < SMALL_NETWORK
-    attacks = [reproducible(each, small=small) for each in attacks]
+        attacks += [PriorOnly(iterations=200).fitted(captured.seen), MeanImage()]
+    attacks = [each.pinned(onednn=not is_small(captured.bare)) for each in attacks]
     names = named([kind_of(each) or type(each).__name__ for each in attacks], [settings_of(each) for each in attacks])
     return [
         AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
@@ -196,52 +192,20 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
     ]
 
 
-def label_rule(captured: Captured) -> LabelStrategy | None:
-    """How labels come from this update where nobody gives them; None where no rule applies."""
-    seen = captured.seen
-    if seen.labels is not None:
-        return Given()
-    try:
-        head = head_gradient(seen)
-    except LeaktightError:
-        return None
-    local, steps = seen.local_training, captured.num_steps
-    if local is not None and local.optimizer == "sgd" and steps != 1 and head.weight is not None:
-        return Geng(mode=captured.settings.mode)
-    if head.bias is not None:
-        return BiasCorrected()
-    if head.weight is None:
-        return None
-    return Idlg() if captured.settings.num_examples == 1 else Wainakh()
-
-
-def default_attacks(captured: Captured, rule: LabelStrategy | None) -> list[Attack]:
+def default_attacks(captured: Captured) -> list[Attack]:
     """What is tried by itself: several attacks on a small network, the most robust one on a large one."""
-    steps = captured.num_steps
+    rule, steps = rule_for(captured.seen), captured.num_steps
     local: Literal["simulate", "one_batch"] = "one_batch" if steps is None or steps > MOST_SIMULATED else "simulate"
-    small = sum(tensor.numel() for tensor in captured.bare.parameters()) < SMALL_NETWORK
     if rule is None:
         if steps is None:
             raise UsageError("labels cannot be read from this update; give --labels, or --local so that dlg can run")
         return [Dlg(local=local)]
     attacks: list[Attack] = [InvertingGradients(labels=rule, local=local)]
-    if small:
+    if is_small(captured.bare):
         attacks.insert(0, CsDlg(labels=rule, local=local))
         if steps is not None and captured.settings.num_examples == 1:
             attacks.insert(1, Dlg(local=local))
     return attacks
-
-
-def fitted(attack: Attack, captured: Captured, rule: LabelStrategy | None) -> Attack:
-    """An attack that makes do with what is known: labels read by a rule, and one step where training is unknown."""
-    settings = {field.name: getattr(attack, field.name) for field in fields(attack)}  # type: ignore[arg-type]
-    changes: dict[str, Any] = {}
-    needs_labels = Knowledge.LABELS in attack.requires or isinstance(attack, PriorOnly)
-    if needs_labels and rule is not None and settings.get("labels", rule) is None:
-        changes["labels"] = rule
-    if captured.num_steps is None and settings.get("local") == "simulate":
-        changes["local"] = "one_batch"
-    return replace(attack, **changes) if changes else attack  # type: ignore[type-var]
 
 
 def _record(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:

@@ -10,9 +10,10 @@ before it is applied.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,23 @@ from leaktight.core.inputs import ALL_INPUTS, ONLY_IMAGES, Inputs, require_input
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
-from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, State, Update, UpdateKind
+from leaktight.core.types import (
+    Batch,
+    Broadcast,
+    Observation,
+    Params,
+    Protection,
+    Reconstruction,
+    State,
+    Update,
+    UpdateKind,
+)
 
 Report: TypeAlias = Callable[[str, float], None]
 Progress: TypeAlias = Callable[[int, float, Tensor | None], None]
+
+LabelSource: TypeAlias = Literal["given", "inferred", "searched", "not needed"]
+"""Where the labels of a guess come from: the threat model, a rule, the search itself."""
 
 T = TypeVar("T")
 
@@ -128,7 +142,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Defense:
+class Defense(Protection):
     """No defense: every hook is the identity. A subclass has its settings as fields, and its memory in `state`."""
 
     @property
@@ -252,9 +266,12 @@ class Aggregator:
         raise ValueError(f"{type(self).__name__} has no answer to {question.kind!r}")
 
 
-@runtime_checkable
-class Attack(Protocol):
-    """Turns what was seen into a guess. Settings in the constructor, data at call time."""
+@dataclass(frozen=True)
+class Attack(ABC):
+    """Turns what was seen into a guess. Settings are the fields of the subclass, data come at call time.
+
+    A subclass has to write `reconstruct` alone; the rest is what an audit asks of an attack.
+    """
 
     @property
     def takes(self) -> frozenset[type[Inputs]]:
@@ -264,11 +281,30 @@ class Attack(Protocol):
     @property
     def requires(self) -> frozenset[Knowledge]:
         """The facts without which it cannot run."""
-        ...
+        return frozenset()
 
-    def reconstruct(
-        self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None
-    ) -> Reconstruction: ...
+    @property
+    def labels_from(self) -> LabelSource:
+        """How it comes by the labels of its guess."""
+        return "not needed"
+
+    def pinned(self, *, onednn: bool) -> Attack:
+        """The attack with everything fixed that would otherwise depend on the machine, such as timed choices.
+
+        onednn: whether to use the convolutions of oneDNN, where that is left open.
+        """
+        return self
+
+    def fitted(self, seen: Observation) -> Attack:
+        """The attack, making do with what this observation holds, where its settings leave that open."""
+        return self
+
+    @abstractmethod
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        """The guess. seen: updates of the same examples, mostly one.
+
+        progress: called with the iteration, the loss and the best guess so far, or None; it must change nothing.
+        """
 
 
 def require_seen(attack: Attack, seen: Sequence[Observation]) -> Observation:
@@ -280,20 +316,20 @@ def require_seen(attack: Attack, seen: Sequence[Observation]) -> Observation:
     return seen[0]
 
 
-@runtime_checkable
-class ActiveAttack(Attack, Protocol):
+@dataclass(frozen=True)
+class ActiveAttack(Attack):
     """A malicious server: it may also change what it sends, and ask again. `reconstruct` is given all that came back.
 
     Every query is a round like any other, so that defenses and guards meet it.
     """
 
+    @abstractmethod
     def tamper(self, broadcast: Broadcast, seen: Sequence[Observation], *, rng: Rng) -> Broadcast | None:
-        """What to send next; None when enough was seen, never at first.
+        """What to send next; None when enough was seen. The first call must not return None.
 
         broadcast: what an honest server would send now, with the network in `model`. An answer with another network in
         `model` hands that out to the clients. seen: the answers to the queries so far.
         """
-        ...
 
 
 class Guard(Protocol):

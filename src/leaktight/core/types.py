@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor, nn
 
 from leaktight.core.errors import DataError
 from leaktight.core.inputs import Images, Inputs
-
-if TYPE_CHECKING:
-    from leaktight.core.protocols import Defense
-    from leaktight.core.tasks import Task
-    from leaktight.core.training import LocalTraining
+from leaktight.core.tasks import Task
+from leaktight.core.training import LocalTraining
 
 Params = Mapping[str, Tensor]
 """Tensors by parameter name, in the order of the model."""
@@ -150,6 +147,11 @@ class ClientTrace:
 
 
 @dataclass(frozen=True)
+class Protection:
+    """What a client does to protect itself, for those who only pass it on; its hooks are in `protocols.Defense`."""
+
+
+@dataclass(frozen=True)
 class RoundTrace:
     """A whole round, including ground truth. It never reaches an attack, which gets `ThreatModel.observe` of it.
 
@@ -162,7 +164,7 @@ class RoundTrace:
     clients: Mapping[str, ClientTrace]
     aggregate: Update
     local: LocalTraining
-    defense: Defense
+    defense: Protection
     mode: Mode
     inputs: Inputs
     num_classes: int
@@ -189,14 +191,29 @@ class Observation:
     batch_size: int | None = None
     local_training: LocalTraining | None = None
     mode: Mode | None = None
-    defense: Defense | None = None
+    defense: Protection | None = None
     public_data: Batch | None = None
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many local steps are behind the update; None where it is not known."""
+        if self.update.kind == "gradient":
+            return 1
+        if self.local_training is None or self.batch_size is None:
+            return None
+        return self.local_training.num_steps(self.batch_size)
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The result of an attack: the guess, its loss under the attack's own objective, and notes."""
+    """The result of an attack: the guess, its loss under the attack's own objective, and notes.
+
+    first_loss: the loss after the first iteration; None where there are no iterations.
+    history: pairs of iteration and loss on the way to the guess.
+    """
 
     guess: Batch
     loss: float
     notes: Mapping[str, Any] = field(default_factory=dict)
+    first_loss: float | None = None
+    history: tuple[tuple[int, float], ...] = ()

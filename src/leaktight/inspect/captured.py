@@ -89,10 +89,7 @@ class Captured:
     @property
     def num_steps(self) -> int | None:
         """How many local steps are behind the update; None where it is not known."""
-        if self.seen.update.kind == "gradient":
-            return 1
-        local = self.seen.local_training
-        return None if local is None else local.num_steps(self.settings.num_examples)
+        return self.seen.num_steps
 
 
 def count_examples(batch_size: int | None, labels: Sequence[int] | None, truth: TrueExamples | None) -> int | None:

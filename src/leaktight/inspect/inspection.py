@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leaktight.audit.attempt import Attempted, attempt, picture_paths
 from leaktight.audit.judge import judge, strip
-from leaktight.audit.ledger import LABELS_FOUND, labels_of, threat_of
+from leaktight.audit.ledger import LABELS_FOUND, threat_of
 from leaktight.audit.plan import AttackEntry, slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
@@ -102,12 +102,8 @@ class Inspection:
 
     def _run(self, name: str) -> Attempted:
         entry = self.by_id[name]
-        first: list[float] = []
-        found = entry.value.reconstruct(
-            [self.captured.seen],
-            rng=Rng(self.seed).child("inspect", entry.name).detached(),
-            progress=lambda iteration, loss, guess: first.append(loss) if not first else None,
-        )
+        rng = Rng(self.seed).child("inspect", entry.name).detached()
+        found = entry.value.reconstruct([self.captured.seen], rng=rng)
         labels = self.true_labels
         judged = None
         if self.truth is not None:
@@ -124,7 +120,7 @@ class Inspection:
             label_accuracy=judged.label_accuracy if judged and read else None,
             labels=tuple(found.guess.targets.tolist()),
             loss=found.loss,
-            first_loss=first[0] if first else None,
+            first_loss=found.first_loss,
             images=Pictures(
                 truth=true_path if judged else None,
                 guess=guess_path,
@@ -140,7 +136,7 @@ class Inspection:
         captured, local = self.captured, self.captured.seen.local_training
         steps, count = captured.num_steps, captured.settings.num_examples
         return Ledger(
-            labels=labels_of(entry.value),
+            labels=entry.value.labels_from,
             batch_size=count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
             num_examples=count,
             local_steps="unknown" if steps is None else steps,

@@ -48,7 +48,7 @@ def test_the_second_phase_finds_what_the_generator_cannot_make() -> None:
 def test_every_image_has_a_generator_of_its_own() -> None:
     seen, truth, latents = scene(count=2, label=0)
     matching = QUICK.second(QUICK.matching(), latents)
-    problem = matching.problem([seen], rng=replayed(0))
+    problem = matching.evidence([seen], rng=replayed(0))
     form = GeneratorWeights(generator=LINEAR, latents=latents).form(problem, replayed(0), torch.float32)
     variables = form.draw(replayed(0))
     assert set(variables) == {"0:matrix", "0:offset", "1:matrix", "1:offset"}
@@ -63,7 +63,7 @@ def test_every_image_has_a_generator_of_its_own() -> None:
 def test_a_conditional_generator_keeps_its_classes_in_both_phases() -> None:
     seen, truth, latents = scene(CONDITIONAL, count=2, label=0)
     attack = replace(QUICK, generator=CONDITIONAL)
-    problem = attack.matching().problem([seen], rng=replayed(0))
+    problem = attack.matching().evidence([seen], rng=replayed(0))
     form = GeneratorWeights(generator=CONDITIONAL, latents=latents).form(problem, replayed(0), torch.float32)
     assert torch.allclose(form.images(form.draw(replayed(0)), form.constants), truth.inputs, atol=1e-6)
     assert attack.reconstruct([seen], rng=replayed(0)).guess.inputs.shape == truth.inputs.shape

@@ -14,10 +14,9 @@ from tests.seeds import replayed
 from leaktight.attacks.controls import PriorOnly
 from leaktight.attacks.generative.grnn import Grnn, UntrainedGenerator
 from leaktight.attacks.labels.rules import Given
-from leaktight.attacks.matching.many import reconstruct_all
 from leaktight.attacks.matching.objectives import Objective, Sum
-from leaktight.attacks.matching.problem import Problem
 from leaktight.attacks.matching.spread import choose
+from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import RmsProp
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Images
@@ -117,8 +116,8 @@ def test_rmsprop_is_that_of_pytorch(momentum: float) -> None:
 
 
 def test_noise_stays_and_weights_are_drawn_anew() -> None:
-    problem = Problem([], None, 5, (1, 28, 28), 10)
-    form = UntrainedGenerator(latent=6).form(problem, replayed(0), torch.float64)
+    evidence = Evidence([], None, 5, (1, 28, 28), 10)
+    form = UntrainedGenerator(latent=6).form(evidence, replayed(0), torch.float64)
     one, two = form.draw(replayed(1)), form.draw(replayed(2))
     assert form.constants["noise"].shape == (5, 6)
     assert all(weight.dtype == torch.float64 for weight in one.values())
@@ -136,21 +135,21 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert not torch.equal(one.guess.inputs, other.guess.inputs)
 
 
-def test_victims_abreast_come_out_as_alone() -> None:
-    pairs = [seen_photo()[0], replace(seen_photo()[0])]
-    rngs = [replayed(7).child(place) for place in range(2)]
-    attack = replace(QUICK, precision="float64", restarts=2)
-    alone = reconstruct_all(attack, [[seen] for seen in pairs], rngs=rngs)
-    abreast = reconstruct_all(replace(attack, parallel="vmap"), [[seen] for seen in pairs], rngs=rngs)
-    for one, other in zip(alone, abreast, strict=True):
-        torch.testing.assert_close(one.guess.inputs, other.guess.inputs, rtol=1e-5, atol=1e-6)
-
-
-def test_victims_go_in_turn_unless_told_otherwise() -> None:
+def test_restarts_abreast_come_out_as_in_turn() -> None:
     seen, _ = seen_photo()
-    problem = Grnn().matching().problem([seen], rng=replayed(0))
-    assert choose(Grnn().matching(), problem, victims=4, workers=1) == ("none", 1)
-    assert choose(Grnn(parallel="vmap").matching(), problem, victims=4, workers=1) == ("vmap", 1)
+    attack = replace(QUICK, precision="float64", restarts=2)
+    in_turn, abreast = (
+        replace(attack, parallel=way).reconstruct([seen], rng=replayed(7)).guess.inputs for way in ("none", "vmap")
+    )
+    torch.testing.assert_close(in_turn, abreast, rtol=1e-5, atol=1e-6)
+
+
+def test_restarts_go_in_turn_unless_told_otherwise() -> None:
+    seen, _ = seen_photo()
+    attack = Grnn(restarts=4).matching()
+    evidence = attack.evidence([seen], rng=replayed(0))
+    assert choose(attack.workload, evidence, "auto", workers=1) == ("none", 1)
+    assert choose(attack.workload, evidence, "vmap", workers=1) == ("vmap", 1)
 
 
 def test_known_labels_need_no_label_branch() -> None:

@@ -18,7 +18,6 @@ from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.initial import Noise
 from leaktight.attacks.matching.objectives import SquaredError
-from leaktight.attacks.matching.problem import Search
 from leaktight.attacks.matching.sought import Pixels
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
@@ -108,9 +107,10 @@ def test_a_search_takes_the_temperature_of_its_iteration(victim: tuple[Observati
     )
     losses: list[float] = []
     attack.reconstruct([seen], rng=replayed(1), progress=lambda _, loss, guess: losses.append(loss))
-    search = Search(attack, [attack.problem([seen], rng=replayed(1))], [replayed(1)], [0])
-    here = search.start(replayed(1).child("restart", 0))
-    expected = [float(search.loss(here, {}, search.fixed[0], torch.tensor(share))) for share in (0.0, 0.5)]
+    evidence = attack.evidence([seen], rng=replayed(1))
+    problem = attack.problem(evidence, replayed(1), [0], together=False)
+    here = problem.start(problem.rngs[0])
+    expected = [float(problem.loss(here, {}, problem.constants, torch.tensor(share))) for share in (0.0, 0.5)]
     assert losses == pytest.approx(expected, rel=1e-6)
     assert expected[0] != pytest.approx(expected[1], rel=1e-3)
 

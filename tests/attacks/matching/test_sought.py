@@ -15,13 +15,12 @@ from torch import Tensor
 from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.initial import Grey
-from leaktight.attacks.matching.many import reconstruct_all
 from leaktight.attacks.matching.objectives import SquaredError
-from leaktight.attacks.matching.problem import Problem, Search
 from leaktight.attacks.matching.sought import Form, Pixels, Sought
+from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import Adam
-from leaktight.attacks.optimizers.lanes import Tree
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
+from leaktight.attacks.optimizers.trees import Tree
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits
@@ -56,9 +55,9 @@ class CodeForm(Form):
 class Code(Sought):
     """Images as a sigmoid of a few directions; the code is searched."""
 
-    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        pixels = math.prod(problem.shape)
-        return CodeForm(problem, precision, {"basis": basis(pixels).to(precision)})
+    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+        pixels = math.prod(evidence.shape)
+        return CodeForm(evidence, precision, {"basis": basis(pixels).to(precision)})
 
 
 ATTACK = Matching(
@@ -97,11 +96,10 @@ def test_the_code_is_found_in_every_way_of_running(
 ) -> None:
     truths, seen = victims
     attack = replace(ATTACK, parallel=parallel)  # type: ignore[arg-type]
-    found = reconstruct_all(attack, seen, rngs=[replayed(1), replayed(2)], workers=2)
-    for truth, each in zip(truths, found, strict=True):
-        assert error(each.guess, truth) < 0.01
+    found = attack.reconstruct(seen[1], rng=replayed(2))
+    assert error(found.guess, truths[1]) < 0.01
     again = replace(ATTACK, parallel="none").reconstruct(seen[1], rng=replayed(2))
-    torch.testing.assert_close(found[1].guess.inputs, again.guess.inputs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.guess.inputs, again.guess.inputs, rtol=0, atol=1e-6)
 
 
 def test_lbfgs_moves_it_too_and_the_box_is_for_pixels_alone(
@@ -129,11 +127,13 @@ def test_labels_are_searched_beside_it(victims: tuple[list[Batch], list[list[Obs
 
 def test_the_penalty_is_part_of_the_loss(victims: tuple[list[Batch], list[list[Observation]]]) -> None:
     _, seen = victims
-    search = Search(ATTACK, [ATTACK.problem(seen[0], rng=replayed(0))], [replayed(0)], [0])
     here = {"code": torch.full((1, NUMBERS), 0.5, dtype=torch.float64)}
-    plain = Search(replace(ATTACK, objective=None), [ATTACK.problem(seen[0], rng=replayed(0))], [replayed(0)], [0])
-    assert float(plain.loss(here, {}, plain.fixed[0])) == pytest.approx(1e-6 * NUMBERS * 0.25)
-    assert float(search.loss(here, {}, search.fixed[0])) > 1e-6 * NUMBERS * 0.25
+    evidence = ATTACK.evidence(seen[0], rng=replayed(0))
+    whole, plain = (
+        each.problem(evidence, replayed(0), [0], together=False) for each in (ATTACK, replace(ATTACK, objective=None))
+    )
+    assert float(plain.loss(here, {}, plain.constants)) == pytest.approx(1e-6 * NUMBERS * 0.25)
+    assert float(whole.loss(here, {}, whole.constants)) > 1e-6 * NUMBERS * 0.25
 
 
 def test_again_begins_pixels_at_given_images_and_anything_else_anew() -> None:

@@ -5,8 +5,12 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor
 
-from leaktight.attacks.optimizers.descent import Adam
-from leaktight.attacks.optimizers.lbfgs import Curvature, Lbfgs
+from leaktight.attacks.optimizers.derivative_free import CmaEs
+from leaktight.attacks.optimizers.descent import Adam, RmsProp
+from leaktight.attacks.optimizers.lbfgs import Curvature, Lbfgs, plain, wolfe
+from leaktight.attacks.optimizers.optimizer import Optimizer, Problem, SearchSettings
+from leaktight.attacks.optimizers.trees import Tree
+from leaktight.core.rng import Rng
 
 
 def quadratic(size: int = 30) -> tuple[Tensor, Tensor]:
@@ -76,28 +80,62 @@ def test_plain_steps_are_those_of_pytorch() -> None:
         ours.append(float(loss.detach()))
         return loss.detach(), slope
 
-    Lbfgs(line_search="none", learning_rate=0.5, history=4, steps_per_iteration=12).search(
-        function, start, 1, lambda *_: False
-    )
+    plain(Lbfgs(learning_rate=0.5, history=4, steps_per_iteration=12), function, start, 1, lambda *_: False)
     assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-@pytest.mark.parametrize("line_search", ["none", "wolfe"])
-def test_it_finds_the_minimum(line_search: str) -> None:
+class Quadratic(Problem):
+    """x A x / 2 - b x, which has its minimum at A^-1 b."""
+
+    def start(self, rng: Rng) -> Tree:
+        return {"x": torch.randn(30, generator=rng.public(), dtype=torch.float64)}
+
+    def loss(self, variables: Tree, group: Tree, constants: Tree, share: Tensor | None = None) -> Tensor:
+        x = variables["x"]
+        value: Tensor = 0.5 * x @ constants["matrix"] @ x - constants["target"] @ x
+        return value
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "iterations", "tolerance"),
+    [
+        (Lbfgs(line_search="none"), 20, 1e-7),
+        (Lbfgs(line_search="wolfe"), 20, 1e-7),
+        (Adam(learning_rate=0.1, decay="cosine"), 4000, 1e-3),
+        (RmsProp(learning_rate=0.02, momentum=0.5, decay="cosine"), 4000, 1e-3),
+        (CmaEs(spread=0.5), 900, 1e-3),
+    ],
+    ids=["lbfgs-plain", "lbfgs-wolfe", "adam", "rms_prop", "cma_es"],
+)
+def test_every_optimiser_finds_the_minimum(optimizer: Optimizer, iterations: int, tolerance: float) -> None:
+    """One interface, on a problem that is no attack; watching changes nothing."""
+    if isinstance(optimizer, CmaEs):
+        pytest.importorskip("cma")
+    settings = SearchSettings(iterations=iterations, onednn=False)
     matrix, target = quadratic()
-    optimizer = Lbfgs(line_search=line_search)  # type: ignore[arg-type]
-    found = optimizer.search(
-        lambda point: (0.5 * point @ matrix @ point - target @ point, matrix @ point - target),
-        torch.zeros_like(target),
-        20,
-        lambda *_: False,
+    problem = Quadratic(
+        settings=settings,
+        rngs=[replayed(1), replayed(2)],
+        precision=torch.float64,
+        constants={"matrix": matrix, "target": target},
     )
-    torch.testing.assert_close(found.point, torch.linalg.solve(matrix, target), atol=1e-7, rtol=1e-7)
+    told: list[int] = []
+    found = optimizer.minimize(problem)
+    watched = optimizer.minimize(problem, lambda step, loss, variables: told.append(step))
+    torch.testing.assert_close(found.best.variables["x"], torch.linalg.solve(matrix, target), atol=tolerance, rtol=0)
+    assert torch.equal(found.best.variables["x"], watched.best.variables["x"])
+    assert len(found.candidates) == 2
+    first_loss = optimizer.first_loss(found.candidates)
+    assert first_loss is not None
+    assert found.best.loss < first_loss
+    assert [step % settings.check_every for step, _ in found.best.history[1:]] == [0] * len(found.best.history[1:])
+    assert all(step % settings.report_every == 0 for step in told)
 
 
 def test_the_box_holds_and_binds() -> None:
     far = torch.tensor([2.0, -1.0, 0.3], dtype=torch.float64)
-    found = Lbfgs().search(
+    found = wolfe(
+        Lbfgs(),
         lambda point: ((point - far).square().sum(), 2 * (point - far)),
         torch.full_like(far, 0.5),
         5,
@@ -109,8 +147,8 @@ def test_the_box_holds_and_binds() -> None:
 
 def test_a_search_can_be_stopped() -> None:
     matrix, target = quadratic()
-    found = Lbfgs().search(
-        lambda point: (point @ matrix @ point, 2 * matrix @ point), target, 100, lambda count, *_: count >= 7
+    found = wolfe(
+        Lbfgs(), lambda point: (point @ matrix @ point, 2 * matrix @ point), target, 100, lambda count, *_: count >= 7
     )
     assert found.evaluations == 7
 

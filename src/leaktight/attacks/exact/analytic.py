@@ -102,4 +102,4 @@ def precise(seen: Observation) -> dict[str, Tensor]:
 def answer(images: Tensor, labels: Tensor, loss: float, notes: dict[str, object]) -> Reconstruction:
     """Images in [0, 1] with their labels."""
     guess = images.nan_to_num(0.5, 1.0, 0.0).clamp(0, 1).to(torch.float32)
-    return Reconstruction(Batch(guess, labels), loss, notes)
+    return Reconstruction(Batch(guess, labels), loss, notes, first_loss=loss)

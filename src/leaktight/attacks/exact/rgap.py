@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -102,7 +102,8 @@ class RGap(Attack):
             "failed_at": failed,
             "attempts": len(attempts),
         }
-        return answer(best.image, torch.tensor([best.label]), best.loss, notes)
+        found = answer(best.image, torch.tensor([best.label]), best.loss, notes)
+        return replace(found, first_loss=attempts[0].loss)
 
 
 def _last_inputs(seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -12,8 +12,9 @@ from leaktight.attacks.labels.rules import Idlg
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import SquaredError
 from leaktight.attacks.optimizers.bayesian import Bayesian
-from leaktight.attacks.optimizers.derivative_free import CmaEs, DerivativeFree
-from leaktight.attacks.optimizers.descent import Adam, FirstOrder
+from leaktight.attacks.optimizers.derivative_free import CmaEs
+from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.optimizers.optimizer import Optimizer
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.threat import Knowledge
 from leaktight.models.gan import GeneratorSource
@@ -75,7 +76,7 @@ class Ggl(Preset):
         return facts if self.expects == "none" else facts | {Knowledge.DEFENSE}
 
 
-_OPTIMIZERS: Mapping[str, Callable[[Ggl], FirstOrder | DerivativeFree]] = {
+_OPTIMIZERS: Mapping[str, Callable[[Ggl], Optimizer]] = {
     "cma_es": lambda ggl: CmaEs(population=ggl.population),
     "adam": lambda ggl: Adam(learning_rate=ggl.learning_rate, decay="cosine", warm_up=ggl.iterations // 20),
     "bayesian": lambda ggl: Bayesian(),

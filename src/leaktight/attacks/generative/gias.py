@@ -65,15 +65,20 @@ class Gias(Preset):
             restarts=1,
         )
 
+    def composition(self) -> Matching | None:
+        return None
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         attack = self.matching()
-        problem = attack.problem(seen, rng=rng)
-        found = attack.found(problem, rng=rng.child("latents"), progress=progress).best
+        evidence = attack.evidence(seen, rng=rng)
+        first = attack.search(evidence, rng=rng.child("latents"), progress=progress).result
 
         def later(iteration: int, loss: float, guess: Tensor | None) -> None:
             if progress is not None:
                 progress(self.latent_iterations + iteration, loss, guess)
 
-        again = self.second(attack, found.variables["latents"])
-        answer = again.solve(problem, rng=rng.child("weights"), progress=None if progress is None else later)
-        return replace(answer, notes={**answer.notes, "latent_loss": found.loss})
+        again = self.second(attack, first.best.variables["latents"])
+        found = again.search(evidence, rng=rng.child("weights"), progress=None if progress is None else later)
+        answer = again.answer(evidence, found)
+        notes = {**answer.notes, "latent_loss": first.best.loss}
+        return replace(answer, notes=notes, first_loss=attack.optimizer.first_loss(first.candidates))

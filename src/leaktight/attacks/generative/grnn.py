@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,15 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine, Euclidean, Objective, SortedWasserstein, SquaredError, Sum
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.sought import Form, Sought
-from leaktight.attacks.optimizers.descent import Decay, RmsProp
-from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.attacks.matching.view import Evidence
+from leaktight.attacks.optimizers.descent import RmsProp
+from leaktight.attacks.optimizers.first_order import Decay
+from leaktight.attacks.optimizers.trees import Tree
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng, global_seed
 from leaktight.models.generators import GrnnGenerator
 from leaktight.models.source import require_choice
-
-if TYPE_CHECKING:
-    from leaktight.attacks.matching.problem import Problem
 
 _IMAGES, _LABELS = "images.", "labels."  # before the names of the two branches' parameters
 
@@ -50,17 +49,17 @@ class UntrainedGenerator(Sought):
         if self.latent < 1:
             raise ValueError(f"expected latent >= 1, got {self.latent}")
 
-    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        return _Branches(self, problem, rng, precision)
+    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+        return _Branches(self, evidence, rng, precision)
 
 
 class _Branches(Form):
     """The image branch and, where labels are searched, the label branch, both fed with the same noise."""
 
-    def __init__(self, settings: UntrainedGenerator, problem: Problem, rng: Rng, precision: torch.dtype) -> None:
-        noise = torch.randn(problem.num_examples, settings.latent, generator=rng.child("noise").public())
-        super().__init__(problem, precision, {"noise": noise.to(precision)})
-        self.latent, self.image_shape = settings.latent, problem.shape
+    def __init__(self, settings: UntrainedGenerator, evidence: Evidence, rng: Rng, precision: torch.dtype) -> None:
+        noise = torch.randn(evidence.num_examples, settings.latent, generator=rng.child("noise").public())
+        super().__init__(evidence, precision, {"noise": noise.to(precision)})
+        self.latent, self.image_shape = settings.latent, evidence.shape
         with torch.device("meta"):  # the weights are always given
             self.skeletons: Mapping[str, nn.Module] = {_IMAGES: self._image_branch(), _LABELS: self._label_branch()}
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from leaktight.attacks.matching.sought import Form, Sought
-from leaktight.attacks.matching.view import cast
-from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.attacks.matching.view import Evidence, cast
+from leaktight.attacks.optimizers.trees import Tree
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
 from leaktight.models.gan import GeneratorSource
 from leaktight.models.source import require_choice
-
-if TYPE_CHECKING:
-    from leaktight.attacks.matching.problem import Problem
 
 LatentStart: TypeAlias = Literal["normal", "uniform"]
 
@@ -49,8 +46,8 @@ class Latents(Sought):
         if not (math.isfinite(self.kl) and self.kl >= 0):
             raise ValueError(f"expected kl >= 0, got {self.kl}")
 
-    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        return _LatentForm(self, problem, precision)
+    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+        return _LatentForm(self, evidence, precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +60,29 @@ class GeneratorWeights(Sought):
     generator: GeneratorSource
     latents: Tensor
 
-    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        return _WeightForm(self, problem, precision)
+    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+        return _WeightForm(self, evidence, precision)
 
 
 class _Made(Form):
     """Images that a generator makes; its weights, its statistics and the classes it is asked for are constants."""
 
-    def __init__(self, source: GeneratorSource, problem: Problem, precision: torch.dtype) -> None:
+    def __init__(self, source: GeneratorSource, evidence: Evidence, precision: torch.dtype) -> None:
         self.generator = source.read()
-        self.size = Images(*problem.shape)
-        self.generator.check_fits(self.size, problem.num_classes)
+        self.size = Images(*evidence.shape)
+        self.generator.check_fits(self.size, evidence.num_classes)
         constants: Tree = {
             "weights": cast(self.generator.weights, precision),
             "statistics": cast(self.generator.statistics, precision),
         }
         if self.generator.num_classes is not None:
-            constants["classes"] = _classes(problem)
-        super().__init__(problem, precision, constants)
+            constants["classes"] = _classes(evidence)
+        super().__init__(evidence, precision, constants)
 
 
 class _LatentForm(_Made):
-    def __init__(self, settings: Latents, problem: Problem, precision: torch.dtype) -> None:
-        super().__init__(settings.generator, problem, precision)
+    def __init__(self, settings: Latents, evidence: Evidence, precision: torch.dtype) -> None:
+        super().__init__(settings.generator, evidence, precision)
         self.settings = settings
 
     def draw(self, rng: Rng) -> Tree:
@@ -108,9 +105,9 @@ class _LatentForm(_Made):
 
 
 class _WeightForm(_Made):
-    def __init__(self, settings: GeneratorWeights, problem: Problem, precision: torch.dtype) -> None:
-        super().__init__(settings.generator, problem, precision)
-        wanted = (problem.num_examples, self.generator.latent)
+    def __init__(self, settings: GeneratorWeights, evidence: Evidence, precision: torch.dtype) -> None:
+        super().__init__(settings.generator, evidence, precision)
+        wanted = (evidence.num_examples, self.generator.latent)
         if tuple(settings.latents.shape) != wanted:
             raise UsageError(f"expected latents {wanted}, got {tuple(settings.latents.shape)}")
         self.first = self.constants.pop("weights")
@@ -140,10 +137,10 @@ def divergence(latents: Tensor) -> Tensor:
     return 0.5 * (mean.square() + variance - 1 - (variance + 1e-10).log()).mean()
 
 
-def _classes(problem: Problem) -> Tensor:
-    if problem.labels is None:
+def _classes(evidence: Evidence) -> Tensor:
+    if evidence.labels is None:
         raise UsageError(
             "expected labels that are known before the search for a class-conditional generator, got labels that are "
             "searched; use idlg or given"
         )
-    return problem.labels
+    return evidence.labels

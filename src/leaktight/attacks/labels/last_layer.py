@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.protocols import LabelSource
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
 from leaktight.core.threat import Knowledge
@@ -21,9 +22,10 @@ _OTHERWISE = "disclose the labels and use given, or optimise them with joint"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelStrategy(ABC):
-    """A way to know the labels before the images are sought."""
+    """A way to know the labels before the images are sought. source: "given" or "inferred"."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
+    source: ClassVar[LabelSource] = "inferred"
 
     @abstractmethod
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from leaktight.attacks.labels.geng import Geng
 from leaktight.attacks.labels.last_layer import LabelStrategy, check_count, head_gradient, labels_of
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.protocols import LabelSource
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Observation
@@ -29,6 +30,7 @@ class Given(LabelStrategy):
     """The threat model discloses the labels. Works for every task."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
+    source: ClassVar[LabelSource] = "given"
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
         require(seen, *self.requires)
@@ -47,6 +49,7 @@ class Joint:
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
+    source: ClassVar[LabelSource] = "searched"
 
     def draw(self, num_examples: int, num_classes: int, generator: torch.Generator) -> Tensor:
         """The logits at the start (N, C), from N(0, 1)."""
@@ -131,3 +134,21 @@ def _take_repeatedly(scores: Tensor, share: float, num_examples: int) -> Tensor:
         counts[lowest] += 1
         left[lowest] -= share
     return labels_of(counts)
+
+
+def rule_for(seen: Observation) -> LabelStrategy | None:
+    """How the labels behind an update are known: given, or else by the rule that fits it; None where none does."""
+    if seen.labels is not None:
+        return Given()
+    try:
+        head = head_gradient(seen)
+    except LeaktightError:
+        return None
+    local = seen.local_training
+    if local is not None and local.optimizer == "sgd" and seen.num_steps != 1 and head.weight is not None:
+        return Geng(mode=seen.mode or "train")
+    if head.bias is not None:
+        return BiasCorrected()
+    if head.weight is None:
+        return None
+    return Idlg() if seen.batch_size == 1 else Wainakh()

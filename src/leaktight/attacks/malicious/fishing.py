@@ -17,7 +17,7 @@ from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.protocols import Progress, require_seen
+from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Broadcast, Observation, Reconstruction
@@ -37,7 +37,7 @@ class Catch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fishing(Preset):
+class Fishing(Preset, ActiveAttack):
     """Fishing: a changed last layer makes one image of a batch dominate the gradient; then that one is inverted.
 
     The first query is honest: labels are read from it, or given. "class": all logits but the wanted one are held at
@@ -148,6 +148,9 @@ class Fishing(Preset):
             for name, old, new in zip(names, (weight, bias), (rows, shifts), strict=True)
         }
         return replace(broadcast, params={**broadcast.params, **moved})
+
+    def composition(self) -> Matching | None:
+        return None
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         target, strategy = self._plan(require_seen(self, seen), rng)

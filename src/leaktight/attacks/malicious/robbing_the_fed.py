@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leaktight.attacks.exact.analytic import answer, gradient_of
 from leaktight.core.errors import ModelError, UsageError
-from leaktight.core.protocols import Attack, Progress, require_seen
+from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Broadcast, Observation, Reconstruction
@@ -32,7 +32,7 @@ _PER_KNOT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobbingTheFed(Attack):
+class RobbingTheFed(ActiveAttack):
     """Robbing the Fed: an imprint module before the first layer sorts images into bins; each bin of one image is exact.
 
     Every unit of the module measures the same feature of an image and opens above its own threshold, so the gradients

@@ -1,1 +1,1 @@
-"""The matching loop: what is sought, what is matched, and how alike two updates are."""
+"""The matching loop: what is sought, what is matched, how alike two updates are. `attack.py` says how to read it."""

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from leaktight.attacks.labels.rules import Joint
 from leaktight.attacks.matching.initial import Noise, Start
-from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.attacks.matching.view import Evidence
+from leaktight.attacks.optimizers.trees import Tree
 from leaktight.core.rng import Rng
-
-if TYPE_CHECKING:
-    from leaktight.attacks.matching.problem import Problem
 
 
 class Form(ABC):
-    """The unknown of one victim's problem.
+    """What is unknown, as tensors by name that a search moves.
 
-    constants: tensors that never change in a search, shared by the victim's restarts. A traced function takes them as
-    inputs, so whatever a form computes with belongs here, and nothing of the victim's in its other attributes.
+    constants: tensors that never change in a search, shared by its restarts. A traced function takes them as inputs, so
+    whatever a form computes with belongs here, and not in its other attributes.
     """
 
-    def __init__(self, problem: Problem, precision: torch.dtype, constants: Tree | None = None) -> None:
-        self.shape = (problem.num_examples, *problem.shape)
-        self.num_classes = problem.num_classes
+    def __init__(self, evidence: Evidence, precision: torch.dtype, constants: Tree | None = None) -> None:
+        self.shape = (evidence.num_examples, *evidence.shape)
+        self.num_classes = evidence.num_classes
         self.precision = precision
         self.constants: Tree = constants or {}
 
@@ -72,8 +70,8 @@ class Sought(ABC):
     abreast: ClassVar[bool] = True
 
     @abstractmethod
-    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        """The unknown of this problem. rng: for what a victim's restarts share."""
+    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+        """The unknown of this evidence. rng: for what a victim's restarts share."""
 
     def again(self, images: Tensor) -> Sought:
         """The same for another search of the same victim, from these images where that is possible."""
@@ -87,16 +85,16 @@ class Pixels(Sought):
     start: Start = Noise()
     box: bool = True
 
-    def form(self, problem: Problem, rng: Rng, precision: torch.dtype) -> Form:
-        return _PixelForm(self, problem, precision)
+    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+        return _PixelForm(self, evidence, precision)
 
     def again(self, images: Tensor) -> Sought:
         return replace(self, start=_From(images=images))
 
 
 class _PixelForm(Form):
-    def __init__(self, settings: Pixels, problem: Problem, precision: torch.dtype) -> None:
-        super().__init__(problem, precision)
+    def __init__(self, settings: Pixels, evidence: Evidence, precision: torch.dtype) -> None:
+        super().__init__(evidence, precision)
         self.settings = settings
 
     def draw(self, rng: Rng) -> Tree:

@@ -111,6 +111,20 @@ class View:
         return {name: tensor * weights[name] if name in weights else tensor for name, tensor in tensors.items()}
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What is to be explained, and by what: `num_examples` images of `shape`, with these labels if they are known.
+
+    views: each with a weight, and the places of its examples among all.
+    """
+
+    views: Sequence[tuple[float, View, tuple[int, ...]]]
+    labels: Tensor | None
+    num_examples: int
+    shape: tuple[int, ...]
+    num_classes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Matched(ABC):
     """A way to explain an update by examples."""

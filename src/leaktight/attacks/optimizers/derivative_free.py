@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from leaktight.attacks.matching.problem import Candidate, Found, Plateau, Search
 from leaktight.attacks.optimizers.compile import Runnable, make_runnable
-from leaktight.attacks.optimizers.flat import Layout, vector
-from leaktight.attacks.optimizers.lanes import Tree
+from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
+from leaktight.attacks.optimizers.trees import Layout, Tree, vector
 from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
 
@@ -54,17 +53,64 @@ class Dialogue(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DerivativeFree(ABC):
+class DerivativeFree(Optimizer):
     """An optimiser that sees losses alone."""
-
-    @property
-    @abstractmethod
-    def steps_per_iteration(self) -> int:
-        """How many losses an iteration takes, about."""
 
     @abstractmethod
     def begin(self, start: Points, *, rng: Rng) -> Dialogue:
         """A search from `start`, (D,)."""
+
+    def minimize(self, problem: Problem, on_step: OnStep | None = None) -> SearchResult:
+        settings = problem.settings
+        example = problem.start(problem.rngs[0])
+        layout = Layout(example)
+        constants, spec = pytree.tree_flatten(problem.constants)
+
+        def unflatten(point: Tensor) -> Tree:
+            return problem.confined(layout.tree(point))
+
+        def losses(points: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            fixed = pytree.tree_unflatten(tensors, spec)
+            each = vmap(lambda point: problem.loss(unflatten(point), {}, fixed), randomness="different")
+            return (each(points),)
+
+        points = torch.stack([vector(example)] * _ABREAST)
+        runnable = make_runnable(losses, [points, *constants], settings.backend, settings.onednn)
+        candidates: list[Candidate] = []
+        for rng in problem.rngs:
+            candidates.append(
+                self._restart(problem, rng, lambda asked: _evaluated(runnable, asked, constants), unflatten, on_step)
+            )
+            if settings.stop_below is not None and candidates[-1].loss < settings.stop_below:
+                break
+        return SearchResult(candidates, runnable.backend, runnable.onednn)
+
+    def _restart(
+        self,
+        problem: Problem,
+        rng: Rng,
+        evaluate: Callable[[Tensor], Tensor],
+        unflatten: Callable[[Tensor], Tree],
+        on_step: OnStep | None,
+    ) -> Candidate:
+        settings = problem.settings
+        best = vector(problem.start(rng))
+        lowest, evaluations, watch = math.inf, 0, Watch(settings)
+        dialogue = self.begin(best.to(torch.float64).numpy(), rng=rng.child("ask"))
+        for iteration in range(1, settings.iterations + 1):
+            asked = dialogue.ask()
+            points = torch.from_numpy(asked).to(problem.precision)
+            losses = evaluate(points)
+            evaluations += len(points)
+            place = int(losses.argmin())
+            if float(losses[place]) < lowest:
+                lowest, best = float(losses[place]), points[place]
+            dialogue.tell(asked, losses.to(torch.float64).numpy())
+            if on_step is not None and iteration % settings.report_every == 0:
+                on_step(iteration, lowest, unflatten(best))
+            if watch(iteration, lowest) or dialogue.done:
+                break
+        return Candidate(unflatten(best), lowest, evaluations, tuple(watch.history))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,68 +162,6 @@ class _Strategy(Dialogue):
     @property
     def done(self) -> bool:
         return bool(self.strategy.stop())
-
-
-def ask_and_tell(search: Search) -> list[Found]:
-    """What was found, by victim; all share one traced function."""
-    example = search.start(search.rngs[0][0])
-    layout = Layout(example)
-    constants, spec = pytree.tree_flatten(search.fixed[0])
-
-    def unflatten(point: Tensor) -> Tree:
-        return search.form.confined(layout.tree(point))
-
-    def losses(points: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        fixed = pytree.tree_unflatten(tensors, spec)
-        each = vmap(lambda point: search.loss(unflatten(point), {}, fixed), randomness="different")
-        return (each(points),)
-
-    points = torch.stack([vector(example)] * _ABREAST)
-    runnable = make_runnable(losses, [points, *constants], search.attack.backend, search.attack.onednn)
-    return [
-        Found(_restarts(search, victim, runnable, unflatten), runnable.backend, runnable.onednn)
-        for victim in range(len(search.rngs))
-    ]
-
-
-def _restarts(search: Search, victim: int, runnable: Runnable, unflatten: Callable[[Tensor], Tree]) -> list[Candidate]:
-    constants = pytree.tree_leaves(search.fixed[victim])
-    candidates: list[Candidate] = []
-    for rng in search.rngs[victim]:
-        candidates.append(
-            _restart(search, victim, rng, lambda points: _evaluated(runnable, points, constants), unflatten)
-        )
-        if search.attack.stop_below is not None and candidates[-1].loss < search.attack.stop_below:
-            break
-    return candidates
-
-
-def _restart(
-    search: Search,
-    victim: int,
-    rng: Rng,
-    evaluate: Callable[[Tensor], Tensor],
-    unflatten: Callable[[Tensor], Tree],
-) -> Candidate:
-    attack, optimizer = search.attack, search.attack.optimizer
-    assert isinstance(optimizer, DerivativeFree)
-    best = vector(search.start(rng))
-    lowest, evaluations, plateau = math.inf, 0, Plateau(attack)
-    dialogue = optimizer.begin(best.to(torch.float64).numpy(), rng=rng.child("ask"))
-    for iteration in range(1, attack.iterations + 1):
-        asked = dialogue.ask()
-        points = torch.from_numpy(asked).to(search.precision)
-        losses = evaluate(points)
-        evaluations += len(points)
-        place = int(losses.argmin())
-        if float(losses[place]) < lowest:
-            lowest, best = float(losses[place]), points[place]
-        dialogue.tell(asked, losses.to(torch.float64).numpy())
-        if search.progress is not None and iteration % attack.progress_every == 0:
-            search.progress(victim, iteration, lowest, search.candidate(victim, unflatten(best), lowest, 0).images)
-        if dialogue.done or plateau(iteration, lowest):
-            break
-    return search.candidate(victim, unflatten(best), lowest, evaluations)
 
 
 def _evaluated(runnable: Runnable, points: Tensor, constants: Sequence[Tensor]) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -11,16 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-Variables: TypeAlias = Mapping[str, Tensor]
-"""What is searched for, by name."""
-
-Decay: TypeAlias = Literal["constant", "steps", "cosine"]
-
-_DECAYS: Mapping[str, Callable[[float], float]] = {
-    "constant": lambda share: 1.0,
-    "steps": lambda share: 0.1 ** sum(share >= milestone for milestone in (3 / 8, 5 / 8, 7 / 8)),
-    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
-}
+from leaktight.attacks.optimizers.first_order import FirstOrder, Variables
 
 Slope: TypeAlias = Literal["plain", "sign", "soft_sign"]
 
@@ -29,46 +18,6 @@ _SLOPES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sign": lambda gradient, left: gradient.sign(),
     "soft_sign": lambda gradient, left: torch.tanh(gradient * left) / left,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstOrder(ABC):
-    """An optimiser of first order: how fast it goes in each iteration, and what a step is.
-
-    decay: the learning rate is "constant", falls by "steps" of 0.1 at 3/8, 5/8 and 7/8 of the iterations, or as a
-    "cosine".
-    warm_up: iterations in which it rises to its value. langevin: noise of langevin x learning rate in every step.
-    """
-
-    learning_rate: float = 0.1
-    decay: Decay = "constant"
-    warm_up: int = 0
-    langevin: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
-        if self.warm_up < 0 or self.langevin < 0:
-            raise ValueError(f"expected warm_up >= 0 and langevin >= 0, got {self.warm_up} and {self.langevin}")
-
-    def rate(self, iteration: int, iterations: int) -> float:
-        """The learning rate of one iteration."""
-        rate = self.learning_rate * _DECAYS[self.decay](iteration / iterations)
-        return rate * (iteration + 1) / self.warm_up if iteration < self.warm_up else rate
-
-    @abstractmethod
-    def rates(self, iteration: int, iterations: int) -> tuple[float, ...]:
-        """The numbers that change from step to step; the learning rate is the first."""
-
-    @abstractmethod
-    def memory(self, variables: Variables) -> dict[str, Tensor]:
-        """What is remembered before the first step."""
-
-    @abstractmethod
-    def step(
-        self, variables: Variables, gradient: Variables, memory: Variables, rates: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The next variables and memory. rates: those of this step, from `rates`."""
 
 
 @dataclass(frozen=True, kw_only=True)

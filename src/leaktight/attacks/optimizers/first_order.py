@@ -1,176 +1,212 @@
-"""First-order search: all lanes abreast, one traced function for a whole iteration."""
+"""First-order search: all restarts abreast, one traced function for a whole iteration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
-from leaktight.attacks.matching.problem import Candidate, Found, Plateau, Search, channels_last
 from leaktight.attacks.optimizers.compile import make_runnable
-from leaktight.attacks.optimizers.descent import FirstOrder
-from leaktight.attacks.optimizers.lanes import Lanes, Tree
+from leaktight.attacks.optimizers.lanes import Lanes
+from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
+from leaktight.attacks.optimizers.trees import Tree, channels_last
 
+Variables: TypeAlias = Mapping[str, Tensor]
+"""What is searched for, by name."""
+
+Decay: TypeAlias = Literal["constant", "steps", "cosine"]
+
+_DECAYS: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda share: 1.0,
+    "steps": lambda share: 0.1 ** sum(share >= milestone for milestone in (3 / 8, 5 / 8, 7 / 8)),
+    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+}
 _CONSENSUS_FROM, _CONSENSUS_EVERY = 500, 100
 
 
-def descend(search: Search, together: bool) -> list[Found]:
-    """What was found, by victim. together: all lanes are one traced function under vmap, or else take turns."""
-    attack = search.attack
-    optimizer = _optimizer(search)
-    lanes = Lanes(len(search.rngs), len(search.rngs[0]), together)
-    noise = _Noise(search, lanes)
-    blocks = lanes.own([[_first_state(search, search.start(rng)) for rng in row] for row in search.rngs])
-    constants, dims = lanes.constants(search.fixed)
-    if not lanes.mapped:
-        constants = list(map(channels_last, constants))
-    groups = _groups(search, lanes, blocks, 0.0)
-    schedule = torch.tensor(
-        [
-            (iteration / attack.iterations, *optimizer.rates(iteration, attack.iterations))
-            for iteration in range(attack.iterations)
-        ],
-        dtype=search.precision,
-    )
-    leaves, spec = pytree.tree_flatten((blocks[0], noise.draw()[0], groups[0], schedule[0], constants[0]))
-    step = lanes.over(lambda *trees: _step(search, *trees), dims)
+@dataclass(frozen=True, kw_only=True)
+class FirstOrder(Optimizer):
+    """An optimiser of first order: how fast it goes in each iteration, and what a step is.
 
-    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(pytree.tree_leaves(step(*pytree.tree_unflatten(tensors, spec))))
+    decay: the learning rate is "constant", falls by "steps" of 0.1 at 3/8, 5/8 and 7/8 of the iterations, or as a
+    "cosine".
+    warm_up: iterations in which it rises to its value. langevin: noise of langevin x learning rate in every step.
+    """
 
-    runnable = make_runnable(flat, leaves, attack.backend, attack.onednn)
-    states, shared, fixed = (list(map(pytree.tree_leaves, trees)) for trees in (blocks, groups, constants))
-    _, layout = pytree.tree_flatten(blocks[0])
-    ends = _Ends(search, lanes)
-    for iteration in range(attack.iterations):
-        drawn = noise.draw()
-        for place in ends.running:
-            own = (*states[place], *drawn[place].values())
-            states[place] = list(runnable(*own, *shared[place], schedule[iteration], *fixed[place]))
-        if attack.consensus and iteration >= _CONSENSUS_FROM and iteration % _CONSENSUS_EVERY == 0:
-            blocks = [pytree.tree_unflatten(state, layout) for state in states]
-            shared = list(map(pytree.tree_leaves, _groups(search, lanes, blocks, attack.consensus)))
-        if ends.due(iteration + 1):
-            ends.look(iteration + 1, [pytree.tree_unflatten(state, layout) for state in states])
-        if not ends.running:
-            break
-    return [Found(candidates, runnable.backend, runnable.onednn) for candidates in ends.candidates()]
+    abreast: ClassVar[bool] = True
+
+    learning_rate: float = 0.1
+    decay: Decay = "constant"
+    warm_up: int = 0
+    langevin: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+        if self.warm_up < 0 or self.langevin < 0:
+            raise ValueError(f"expected warm_up >= 0 and langevin >= 0, got {self.warm_up} and {self.langevin}")
+
+    def rate(self, iteration: int, iterations: int) -> float:
+        """The learning rate of one iteration."""
+        rate = self.learning_rate * _DECAYS[self.decay](iteration / iterations)
+        return rate * (iteration + 1) / self.warm_up if iteration < self.warm_up else rate
+
+    @abstractmethod
+    def rates(self, iteration: int, iterations: int) -> tuple[float, ...]:
+        """The numbers that change from step to step; the learning rate is the first."""
+
+    @abstractmethod
+    def memory(self, variables: Variables) -> dict[str, Tensor]:
+        """What is remembered before the first step."""
+
+    @abstractmethod
+    def step(
+        self, variables: Variables, gradient: Variables, memory: Variables, rates: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The next variables and memory. rates: those of this step, from `rates`."""
+
+    def effort(self, candidates: Sequence[Candidate]) -> dict[str, int]:
+        return {"iterations": max(candidate.steps for candidate in candidates)}
+
+    def first_loss(self, candidates: Sequence[Candidate]) -> float | None:
+        """The lowest, as restarts run side by side."""
+        return min(
+            (each.history[0][1] for each in candidates), key=lambda loss: loss if math.isfinite(loss) else math.inf
+        )
+
+    def minimize(self, problem: Problem, on_step: OnStep | None = None) -> SearchResult:
+        settings = problem.settings
+        lanes = Lanes(len(problem.rngs), settings.together)
+        noise = _Noise(problem, lanes, active=bool(self.langevin))
+        blocks = lanes.blocks([self._first_state(problem, problem.start(rng)) for rng in problem.rngs])
+        constants = problem.constants if lanes.mapped else channels_last(problem.constants)
+        group = _group(problem, lanes, blocks, 0.0)
+        schedule = self._schedule(settings.iterations, problem.precision)
+        leaves, spec = pytree.tree_flatten((blocks[0], noise.draw()[0], group, schedule[0], constants))
+        step = lanes.over(lambda *trees: self._iteration(problem, *trees))
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return tuple(pytree.tree_leaves(step(*pytree.tree_unflatten(tensors, spec))))
+
+        runnable = make_runnable(flat, leaves, settings.backend, settings.onednn)
+        states, shared, fixed = list(map(pytree.tree_leaves, blocks)), *map(pytree.tree_leaves, (group, constants))
+        _, layout = pytree.tree_flatten(blocks[0])
+        ends = _Ends(problem, lanes, on_step)
+        for iteration in range(settings.iterations):
+            drawn = noise.draw()
+            for place in ends.running:
+                own = (*states[place], *drawn[place].values())
+                states[place] = list(runnable(*own, *shared, schedule[iteration], *fixed))
+            if problem.consensus and iteration >= _CONSENSUS_FROM and iteration % _CONSENSUS_EVERY == 0:
+                blocks = [pytree.tree_unflatten(state, layout) for state in states]
+                shared = pytree.tree_leaves(_group(problem, lanes, blocks, problem.consensus))
+            if ends.due(iteration + 1):
+                ends.look(iteration + 1, [pytree.tree_unflatten(state, layout) for state in states])
+            if not ends.running:
+                break
+        return SearchResult(ends.candidates(), runnable.backend, runnable.onednn)
+
+    def _schedule(self, iterations: int, precision: torch.dtype) -> Tensor:
+        """For every iteration the share that is done, then the rates."""
+        rows = [(iteration / iterations, *self.rates(iteration, iterations)) for iteration in range(iterations)]
+        return torch.tensor(rows, dtype=precision)
+
+    def _first_state(self, problem: Problem, variables: Tree) -> Tree:
+        return {
+            "variables": variables,
+            "memory": self.memory(variables),
+            "best": {name: tensor.clone() for name, tensor in variables.items()},
+            "loss": torch.full((), math.inf, dtype=problem.precision),
+        }
+
+    def _iteration(
+        self, problem: Problem, state: Tree, noise: Tree, group: Tree, schedule: Tensor, constants: Tree
+    ) -> Tree:
+        """One iteration of one lane: a pure function of tensors. schedule: a row of `_schedule`."""
+        variables, best = state["variables"], state["best"]
+        share, rates = schedule[0], schedule[1:]
+        gradient, loss = grad_and_value(problem.loss)(variables, group, constants, share)
+        better = loss < state["loss"]
+        following, memory = self.step(variables, gradient, state["memory"], rates)
+        following |= {name: following[name] + self.langevin * rates[0] * drawn for name, drawn in noise.items()}
+        return {
+            "variables": problem.confined(following),
+            "memory": memory,
+            "best": {name: torch.where(better, variables[name], best[name]) for name in variables},
+            "loss": torch.where(better, loss, state["loss"]) if problem.keeps_best else loss,
+        }
 
 
-def _optimizer(search: Search) -> FirstOrder:
-    assert isinstance(search.attack.optimizer, FirstOrder)
-    return search.attack.optimizer
-
-
-def _first_state(search: Search, variables: Tree) -> Tree:
-    return {
-        "variables": variables,
-        "memory": _optimizer(search).memory(variables),
-        "best": {name: tensor.clone() for name, tensor in variables.items()},
-        "loss": torch.full((), math.inf, dtype=search.precision),
-    }
-
-
-def _step(search: Search, state: Tree, noise: Tree, group: Tree, schedule: Tensor, fixed: Tree) -> Tree:
-    """One iteration of one lane: a pure function of tensors. schedule: the share that is done, then the rates."""
-    optimizer = _optimizer(search)
-    variables, best = state["variables"], state["best"]
-    share, rates = schedule[0], schedule[1:]
-    gradient, loss = grad_and_value(search.loss)(variables, group, fixed, share)
-    better = loss < state["loss"]
-    following, memory = optimizer.step(variables, gradient, state["memory"], rates)
-    following |= {name: following[name] + optimizer.langevin * rates[0] * drawn for name, drawn in noise.items()}
-    return {
-        "variables": search.form.confined(following),
-        "memory": memory,
-        "best": {name: torch.where(better, variables[name], best[name]) for name in variables},
-        "loss": torch.where(better, loss, state["loss"]) if search.keeps_best else loss,
-    }
-
-
-def _groups(search: Search, lanes: Lanes, blocks: Sequence[Tree], pull: float) -> list[Tree]:
-    """What draws the restarts of a victim together: the mean of their best images, and how strongly. By block."""
-    if not search.attack.consensus:
-        return [{} for _ in blocks]
-    means = [
-        torch.stack(
-            [
-                search.candidate(victim, lanes.lane(blocks, victim, restart)["best"], 0.0, 0).images
-                for restart in range(lanes.restarts)
-            ]
-        ).mean(0)
-        for victim in range(lanes.victims)
-    ]
-    return lanes.of_victims([{"consensus": mean, "pull": mean.new_tensor(pull)} for mean in means])
+def _group(problem: Problem, lanes: Lanes, blocks: Sequence[Tree], pull: float) -> Tree:
+    """What draws the restarts together, or nothing where nothing does."""
+    if not problem.consensus:
+        return {}
+    return problem.common([lanes.lane(blocks, lane)["best"] for lane in range(lanes.number)], pull)
 
 
 class _Noise:
     """Langevin noise, from a stream of each lane's own; nothing where the optimiser adds none."""
 
-    def __init__(self, search: Search, lanes: Lanes) -> None:
-        self.lanes, self.active = lanes, bool(_optimizer(search).langevin)
-        first = search.form.draw(search.rngs[0][0]) if self.active else {}
-        self.shapes, self.dtype = {name: tensor.shape for name, tensor in first.items()}, search.precision
-        self.generators = [[rng.child("langevin").public() for rng in row] for row in search.rngs]
+    def __init__(self, problem: Problem, lanes: Lanes, *, active: bool) -> None:
+        self.lanes, self.dtype = lanes, problem.precision
+        self.shapes = {name: tensor.shape for name, tensor in problem.noisy().items()} if active else {}
+        self.generators = [rng.child("langevin").public() for rng in problem.rngs]
 
     def draw(self) -> list[Tree]:
         """For every block."""
-        if not self.active:
-            return [{} for _ in range(self.lanes.blocks)]
-        return self.lanes.own(
+        return self.lanes.blocks(
             [
-                [
-                    {name: torch.randn(shape, generator=each, dtype=self.dtype) for name, shape in self.shapes.items()}
-                    for each in row
-                ]
-                for row in self.generators
+                {name: torch.randn(shape, generator=each, dtype=self.dtype) for name, shape in self.shapes.items()}
+                for each in self.generators
             ]
         )
 
 
 class _Ends:
-    """Looks at the lanes now and then, reports, and keeps what each had found when it stopped.
+    """Looks at the lanes now and then, reports, and keeps what each had found when it ended.
 
-    Every lane stops by itself, so that it comes out the same in whatever company it is run.
+    Every lane ends by itself, so that it comes out the same in whatever company it is run.
     """
 
-    def __init__(self, search: Search, lanes: Lanes) -> None:
-        self.search, self.attack, self.lanes = search, search.attack, lanes
-        self.watches = {place: Plateau(search.attack) for place in lanes.places}
-        self.ended: dict[tuple[int, int], Candidate] = {}
-        self.running = list(range(lanes.blocks))
+    def __init__(self, problem: Problem, lanes: Lanes, on_step: OnStep | None) -> None:
+        self.problem, self.settings, self.lanes, self.on_step = problem, problem.settings, lanes, on_step
+        self.watches = [Watch(problem.settings) for _ in range(lanes.number)]
+        self.ended: dict[int, Candidate] = {}
+        self.running = sorted({lanes.block(lane) for lane in range(lanes.number)})
 
     def due(self, iteration: int) -> bool:
-        """Whether there is anything to tell or to decide."""
-        told = self.search.progress is not None and iteration % self.attack.progress_every == 0
-        return told or iteration % self.attack.check_every == 0 or iteration == self.attack.iterations
+        """Whether there is anything to keep, to tell or to decide."""
+        watched = iteration in (1, self.settings.iterations) or iteration % self.settings.check_every == 0
+        return watched or self._told(iteration)
+
+    def _told(self, iteration: int) -> bool:
+        return self.on_step is not None and iteration % self.settings.report_every == 0
 
     def look(self, iteration: int, blocks: Sequence[Tree]) -> None:
-        last = iteration == self.attack.iterations
-        told = iteration % self.attack.progress_every == 0
-        for victim in range(self.lanes.victims):
-            row = [(victim, restart) for restart in range(self.lanes.restarts)]
-            running = [place for place in row if place not in self.ended]
-            now = {place: self._candidate(victim, iteration, self.lanes.lane(blocks, *place)) for place in running}
-            best = min((self.ended.get(place) or now[place] for place in row), key=Candidate.rank)
-            if running and told and self.search.progress is not None:
-                self.search.progress(victim, iteration, best.loss, best.images)
-            for place, candidate in now.items():
-                if self.watches[place](iteration, candidate.loss) or last:
-                    self.ended[place] = candidate
-        self.running = sorted({self.lanes.block(*place) for place in self.lanes.places if place not in self.ended})
+        now = {
+            lane: self._candidate(lane, iteration, self.lanes.lane(blocks, lane))
+            for lane in range(self.lanes.number)
+            if lane not in self.ended
+        }
+        best = min((self.ended.get(lane) or now[lane] for lane in range(self.lanes.number)), key=Candidate.rank)
+        if self.on_step is not None and self._told(iteration):
+            self.on_step(iteration, best.loss, best.variables)
+        for lane, candidate in now.items():
+            if self.watches[lane](iteration, candidate.loss) or iteration == self.settings.iterations:
+                self.ended[lane] = candidate
+        self.running = sorted({self.lanes.block(lane) for lane in now if lane not in self.ended})
 
-    def _candidate(self, victim: int, iteration: int, state: Tree) -> Candidate:
-        kept = state["best" if self.search.keeps_best else "variables"]
-        return self.search.candidate(victim, kept, float(state["loss"]), iteration)
+    def _candidate(self, lane: int, iteration: int, state: Tree) -> Candidate:
+        kept = state["best" if self.problem.keeps_best else "variables"]
+        return Candidate(kept, float(state["loss"]), iteration)
 
-    def candidates(self) -> list[list[Candidate]]:
-        """By victim and restart."""
-        return [
-            [self.ended[victim, restart] for restart in range(self.lanes.restarts)]
-            for victim in range(self.lanes.victims)
-        ]
+    def candidates(self) -> list[Candidate]:
+        """Lane by lane, each with its history."""
+        return [replace(self.ended[lane], history=tuple(watch.history)) for lane, watch in enumerate(self.watches)]

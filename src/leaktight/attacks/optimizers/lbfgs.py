@@ -6,22 +6,28 @@ and knows a box, does the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad_and_value
+from torch.utils import _pytree as pytree
+
+from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
+from leaktight.attacks.optimizers.trees import Layout, channels_last, vector
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
-Watch = Callable[[int, float, Tensor], bool]
+Look = Callable[[int, float, Tensor], bool]
 """Called with the number of evaluations, the loss and the point; True stops the search."""
 
 
-class Found(NamedTuple):
+class Minimum(NamedTuple):
     """The best point, its loss, and how often the function was evaluated."""
 
     point: Tensor
@@ -30,7 +36,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lbfgs:
+class Lbfgs(Optimizer):
     """Limited-memory BFGS.
 
     line_search: "none" takes steps of `learning_rate` (the first shortened), as `torch.optim.LBFGS` does by default and
@@ -38,6 +44,8 @@ class Lbfgs:
     history: how many steps the curvature is remembered for.
     steps_per_iteration: an iteration of the published attacks is a call of `torch.optim.LBFGS.step`, up to 20 steps.
     """
+
+    smooth: ClassVar[bool] = True
 
     line_search: Literal["none", "wolfe"] = "wolfe"
     learning_rate: float = 1.0
@@ -52,65 +60,99 @@ class Lbfgs:
                 f"expected history and steps_per_iteration >= 1, got {self.history} and {self.steps_per_iteration}"
             )
 
-    def search(
-        self,
-        function: ValueAndGradient,
-        start: Tensor,
-        iterations: int,
-        watch: Watch,
-        boxed: int = 0,
-    ) -> Found:
-        """Minimise from `start`, a flat vector. boxed: how many entries, the first, a line search keeps in [0, 1]."""
-        budget = iterations * self.steps_per_iteration
-        if self.line_search == "wolfe":
-            return self._wolfe(function, start, budget, watch, boxed)
-        return self._plain(function, start, budget, watch)
+    def minimize(self, problem: Problem, on_step: OnStep | None = None) -> SearchResult:
+        settings = problem.settings
+        starts = [problem.start(rng) for rng in problem.rngs]
+        layout = Layout(starts[0])
+        constants, spec = pytree.tree_flatten(channels_last(problem.constants))
 
-    def _wolfe(self, function: ValueAndGradient, start: Tensor, budget: int, watch: Watch, boxed: int) -> Found:
-        from scipy.optimize import minimize  # slow to import
+        def flat(point: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            fixed = pytree.tree_unflatten(tensors, spec)
+            gradient, value = grad_and_value(lambda here: problem.loss(layout.tree(here), {}, fixed))(point)
+            return value, gradient
 
-        best = Best(start)
+        runnable = make_runnable(flat, [vector(starts[0]), *constants], settings.backend, settings.onednn)
 
-        def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            here = torch.from_numpy(point).to(start.dtype)
-            value, slope = function(here)
-            loss = float(value)
-            best.offer(here, loss)
-            if watch(best.evaluations, best.loss, best.point):
-                raise _Enough
-            return loss if np.isfinite(loss) else 1e30, np.nan_to_num(slope.double().numpy())
+        def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
+            value, gradient = runnable(point, *constants)
+            return value, gradient
 
-        with suppress(_Enough):
-            minimize(
-                evaluate,
-                start.double().numpy(),
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(0.0, 1.0)] * boxed + [(None, None)] * (len(start) - boxed) if boxed else None,
-                options={"maxcor": self.history, "maxiter": budget, "maxfun": budget, "ftol": 0.0, "gtol": 0.0},
-            )
-        return Found(best.point, best.loss, best.evaluations)
+        candidates: list[Candidate] = []
+        for start in starts:
+            watch = Watch(settings)
 
-    def _plain(self, function: ValueAndGradient, start: Tensor, budget: int, watch: Watch) -> Found:
-        memory = Curvature(self.history, start)
-        best = Best(start)
-        point = start
-        value, slope = function(point)
-        best.offer(point, float(value))
-        rate = self.learning_rate * min(1.0, 1.0 / max(float(slope.abs().sum()), 1e-30))
-        while best.evaluations < budget:
-            step = rate * memory.direction(slope)
-            following = point + step
-            value, next_slope = function(following)
-            loss = float(value)
-            if not np.isfinite(loss):
+            def look(count: int, loss: float, point: Tensor, watch: Watch = watch) -> bool:
+                if on_step is not None and count % settings.report_every == 0:
+                    on_step(count, loss, layout.tree(point))
+                return watch(count, loss)
+
+            found = SEARCHES[self.line_search](self, evaluate, vector(start), settings.iterations, look, problem.boxed)
+            history = tuple(watch.history)
+            candidates.append(Candidate(layout.tree(found.point), found.loss, found.evaluations, history))
+            if settings.stop_below is not None and found.loss < settings.stop_below:
                 break
-            best.offer(following, loss)
-            if watch(best.evaluations, best.loss, best.point) or not float(next_slope.abs().max()) > 0:
-                break
-            memory.add(step, next_slope - slope)
-            point, slope, rate = following, next_slope, self.learning_rate
-        return Found(best.point, best.loss, best.evaluations)
+        return SearchResult(candidates, runnable.backend, runnable.onednn)
+
+
+def wolfe(
+    settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
+) -> Minimum:
+    """Minimise from `start`, a flat vector, with SciPy's line search. boxed: the first so many stay in [0, 1]."""
+    from scipy.optimize import minimize  # slow to import
+
+    best, budget = Best(start), iterations * settings.steps_per_iteration
+
+    def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        here = torch.from_numpy(point).to(start.dtype)
+        value, slope = function(here)
+        loss = float(value)
+        best.offer(here, loss)
+        if look(best.evaluations, best.loss, best.point):
+            raise _Enough
+        return loss if np.isfinite(loss) else 1e30, np.nan_to_num(slope.double().numpy())
+
+    with suppress(_Enough):
+        minimize(
+            evaluate,
+            start.double().numpy(),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(0.0, 1.0)] * boxed + [(None, None)] * (len(start) - boxed) if boxed else None,
+            options={"maxcor": settings.history, "maxiter": budget, "maxfun": budget, "ftol": 0.0, "gtol": 0.0},
+        )
+    return Minimum(best.point, best.loss, best.evaluations)
+
+
+def plain(
+    settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
+) -> Minimum:
+    """The same with steps of a fixed rate, as those of PyTorch; there is no box."""
+    memory = Curvature(settings.history, start)
+    best, budget = Best(start), iterations * settings.steps_per_iteration
+    point = start
+    value, slope = function(point)
+    best.offer(point, float(value))
+    rate = settings.learning_rate * min(1.0, 1.0 / max(float(slope.abs().sum()), 1e-30))
+    while best.evaluations < budget:
+        step = rate * memory.direction(slope)
+        following = point + step
+        value, next_slope = function(following)
+        loss = float(value)
+        if not np.isfinite(loss):
+            break
+        best.offer(following, loss)
+        if look(best.evaluations, best.loss, best.point) or not float(next_slope.abs().max()) > 0:
+            break
+        memory.add(step, next_slope - slope)
+        point, slope, rate = following, next_slope, settings.learning_rate
+    return Minimum(best.point, best.loss, best.evaluations)
+
+
+SEARCHES: Mapping[str, Callable[[Lbfgs, ValueAndGradient, Tensor, int, Look, int], Minimum]] = {
+    "wolfe": wolfe,
+    "none": plain,
+}
+"""By `line_search`."""
 
 
 class _Enough(Exception):

@@ -16,8 +16,7 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.layer_weights import Weighting
 from leaktight.attacks.matching.objectives import LayerCosine
 from leaktight.attacks.matching.priors import TotalVariation
-from leaktight.attacks.matching.problem import Problem
-from leaktight.attacks.matching.view import OneBatch
+from leaktight.attacks.matching.view import Evidence, OneBatch
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import UsageError
@@ -99,7 +98,8 @@ class Agic(Preset):
         ]
         guess = Batch(torch.stack([image for image, _, _ in results]), torch.stack([label for _, label, _ in results]))
         loss = sum(each for _, _, each in results) / len(results)
-        return Reconstruction(guess, loss, {"chains": chains, "updates_per_epoch": size})
+        notes = {"chains": chains, "updates_per_epoch": size}
+        return Reconstruction(guess, loss, notes, first_loss=rough[0][0].first_loss)
 
     def _jointly(
         self,
@@ -126,9 +126,9 @@ class Agic(Preset):
                     labels.append(targets[example])
             views.append((1.0 if epoch == 0 else self.later_weight, view, tuple(members)))
         first = parts[0][0]
-        problem = Problem(views, torch.stack(labels), len(labels), first.inputs.shape, first.num_classes)
-        found = attack.solve(problem, rng=rng, progress=progress)
-        return found.guess.inputs[0], found.guess.targets[0], found.loss
+        evidence = Evidence(views, torch.stack(labels), len(labels), first.inputs.shape, first.num_classes)
+        found = attack.search(evidence, rng=rng, progress=progress)
+        return found.guess.inputs[0], found.guess.targets[0], found.result.best.loss
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from torch import Tensor
 from leaktight.attacks.exact.analytic import gradient_of
 from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
 from leaktight.attacks.labels.rules import Idlg
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import Progress, require_seen
+from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
@@ -27,7 +28,7 @@ _MAGNITUDES = ("ranks", "odds", "values")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glaus(Dlg):
+class Glaus(Dlg, ActiveAttack):
     """GLAUS: asks for samples of one gradient again and again, estimates it from which entries come, then DLG.
 
     The server sends the same model `queries` times; the client, on the same examples, answers with another random
@@ -74,6 +75,9 @@ class Glaus(Dlg):
         if not seen:
             return broadcast
         return replace(broadcast, params=seen[0].broadcast.params, buffers=seen[0].broadcast.buffers)
+
+    def composition(self) -> Matching | None:
+        return None
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         estimated = self.estimate(seen, rng=rng.child("colluders"))

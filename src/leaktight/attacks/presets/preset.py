@@ -6,17 +6,18 @@ Weights and step sizes of presets are for images in [0, 1]. Papers that search i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
+from leaktight.attacks.labels.rules import rule_for
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.spread import Parallel
 from leaktight.attacks.matching.view import Matched, OneBatch, Simulation
 from leaktight.attacks.optimizers.compile import Backend
-from leaktight.core.protocols import Attack, Progress
+from leaktight.core.protocols import Attack, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation, Reconstruction
@@ -26,11 +27,11 @@ _MATCHED: Mapping[str, Matched] = {"simulate": Simulation(), "one_batch": OneBat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset(Attack, ABC):
+class Preset(Attack):
     """Settings that all optimisation attacks share.
 
     labels: how labels are found; None is the attack's own way.
-    local: how a change after several local steps is matched. parallel: how restarts and victims are spread.
+    local: how a change after several local steps is matched. parallel: how restarts are spread.
     """
 
     iterations: int = 300
@@ -52,12 +53,32 @@ class Preset(Attack, ABC):
         """The attack as a composition."""
 
     def composition(self) -> Matching | None:
-        """The composition that `reconstruct` runs, if it runs nothing else; several victims then share its work."""
-        return self.matching() if type(self).reconstruct is Preset.reconstruct else None
+        """The composition that `reconstruct` runs; None if it does more than that, so that changing it would not do."""
+        return self.matching()
 
     @property
     def requires(self) -> frozenset[Knowledge]:
         return self.matching().requires
+
+    @property
+    def labels_from(self) -> LabelSource:
+        return self.matching().labels_from
+
+    def pinned(self, *, onednn: bool) -> Self:
+        return replace(self, onednn=onednn if self.onednn is None else self.onednn, progress_every=1)
+
+    def fitted(self, seen: Observation) -> Self:
+        """Labels that are not given are read by a rule; where local training is unknown, one step is matched."""
+        return replace(
+            self,
+            labels=rule_for(seen) if self.labels is None and self.wants_labels else self.labels,
+            local="one_batch" if seen.num_steps is None else self.local,
+        )
+
+    @property
+    def wants_labels(self) -> bool:
+        """Whether its own way to find labels is to be given them, so that a rule has to stand in."""
+        return Knowledge.LABELS in self.requires
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         return self.matching().reconstruct(seen, rng=rng, progress=progress)
