@@ -17,6 +17,7 @@ from leaktight.config.settings import Config
 from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Plain, Summary
+from leaktight.runtime.processes import as_worker
 
 Command = Literal["audit", "tradeoff"]
 
@@ -54,7 +55,7 @@ class PlannedAudit:
         workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
         """
         executor, processes = parse_workers(workers)
-        with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
+        with as_worker(), open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             summary = run_audit(
                 self.experiment.keyed(folder.key),
                 folder,

@@ -22,6 +22,7 @@ from leaktight.core.types import Mode, Params
 from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Summary
+from leaktight.runtime.processes import as_worker
 
 Tensors: TypeAlias = Path | str | Params
 """Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
@@ -48,7 +49,7 @@ class PlannedInspection:
     ) -> Summary:
         """Run what is missing of it in the folder `path`, write its report, and give its summary."""
         executor, _ = parse_workers(workers)
-        with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
+        with as_worker(), open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,

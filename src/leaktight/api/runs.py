@@ -8,7 +8,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
 from leaktight.runtime.cluster import Ray
-from leaktight.runtime.executor import Executor
+from leaktight.runtime.executor import Executor, Inline
 from leaktight.runtime.processes import Processes
 
 RUNS = Path("runs")
@@ -28,7 +28,10 @@ def run_path(command: str, record: str, out: Path | str | None, *, resume: bool)
 
 
 def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
-    """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port"."""
+    """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port".
+
+    One is this process, so that a script can call it without `if __name__ == "__main__":`.
+    """
     if workers is None:
         return Processes(preload=_PRELOAD), None
     text = str(workers)
@@ -36,7 +39,8 @@ def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
         return Ray(None if text == "ray" else text), None
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
-    return Processes(int(text), _PRELOAD), int(text)
+    number = int(text)
+    return Inline() if number == 1 else Processes(number, _PRELOAD), number
 
 
 def called(folder: RunFolder, call: str) -> str:
