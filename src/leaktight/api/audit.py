@@ -17,7 +17,6 @@ from leaktight.config.settings import Config
 from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Plain, Summary
-from leaktight.runtime.processes import as_worker
 
 Command = Literal["audit", "tradeoff"]
 
@@ -46,7 +45,7 @@ class PlannedAudit:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
@@ -55,7 +54,7 @@ class PlannedAudit:
         workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
         """
         executor, processes = parse_workers(workers)
-        with as_worker(), open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
+        with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             summary = run_audit(
                 self.experiment.keyed(folder.key),
                 folder,
@@ -98,7 +97,7 @@ def audit(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
@@ -109,8 +108,8 @@ def audit(
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
     adaptive: also attack each defense with attackers who know it. trials: victims for each attack on each defense.
     out: the folder of the results and of report.html (default: runs/audit-NNN); resume: go on with it.
-    workers: 1, in this process; more, so many worker processes (a script then needs `if __name__ == "__main__":`);
-    None, one per core; "ray" or "ray://host:port". No number depends on it.
+    workers: the number of worker processes; 0: this process does the work; None: one per core; or "ray", or
+    "ray://host:port". A script that starts processes needs `if __name__ == "__main__":`. No number depends on it.
     """
     planned = plan("audit", config, adaptive=adaptive, trials=trials, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
@@ -123,7 +122,7 @@ def tradeoff(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:

@@ -22,7 +22,6 @@ from leaktight.core.types import Mode, Params
 from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Summary
-from leaktight.runtime.processes import as_worker
 
 Tensors: TypeAlias = Path | str | Params
 """Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
@@ -43,13 +42,13 @@ class PlannedInspection:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
         """Run what is missing of it in the folder `path`, write its report, and give its summary."""
         executor, _ = parse_workers(workers)
-        with as_worker(), open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
+        with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,
@@ -125,7 +124,7 @@ def inspect(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **capture: Unpack[Capture],
 ) -> Summary:

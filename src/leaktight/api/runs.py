@@ -8,8 +8,8 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
 from leaktight.runtime.cluster import Ray
-from leaktight.runtime.executor import Executor, Inline
-from leaktight.runtime.processes import Processes
+from leaktight.runtime.executor import Executor
+from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
 _PRELOAD = (  # what trials import only when they need it: scores, matches, traced graphs
@@ -28,19 +28,20 @@ def run_path(command: str, record: str, out: Path | str | None, *, resume: bool)
 
 
 def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
-    """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port".
+    """Who runs the trials, and how many processes train.
 
-    One is this process, so that a script can call it without `if __name__ == "__main__":`.
+    workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
     """
     if workers is None:
         return Processes(preload=_PRELOAD), None
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
         return Ray(None if text == "ray" else text), None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
-    number = int(text)
-    return Inline() if number == 1 else Processes(number, _PRELOAD), number
+    if int(text) == 0:
+        return Alone(), 1
+    return Processes(int(text), _PRELOAD), int(text)
 
 
 def called(folder: RunFolder, call: str) -> str:

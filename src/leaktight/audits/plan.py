@@ -31,6 +31,8 @@ from leaktight.results.schema import UNDEFENDED, Role
 T = TypeVar("T")
 
 RANDOM_INITS = ("default", "wide", "kaiming")
+GIVEN = "given"
+"""The weights of a network that a Python caller gives."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from leaktight.runtime.executor import Executor, Inline, J, M, R, Told, Work, Wo
 from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
-_worker: dict[str, Any] = {}  # filled when a worker process starts; in the main process only by `as_worker`
+_worker: dict[str, Any] = {}  # filled when a worker process starts, or while this process is one (`Alone`)
 
 
 def available_cores() -> int:
@@ -56,19 +56,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def as_worker() -> Iterator[None]:
-    """Let this process compute as a worker does: one thread, and attacks start no processes for their restarts."""
-    before = dict(_worker)
-    with one_thread():
-        _worker["here"] = True
-        try:
-            yield
-        finally:
-            _worker.clear()
-            _worker.update(before)
 
 
 @dataclass(frozen=True)
@@ -101,6 +88,22 @@ class Processes:
             life.close()
             watched.close()
             channel.close()
+
+
+@dataclass(frozen=True)
+class Alone:
+    """This process, as a worker: one thread, and the work starts no processes. Nothing is pickled."""
+
+    @contextmanager
+    def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
+        before = dict(_worker)
+        with one_thread(), Inline().start(work) as workers:
+            _worker["here"] = True
+            try:
+                yield workers
+            finally:
+                _worker.clear()
+                _worker.update(before)
 
 
 def on_this_machine(number: int | None) -> Executor:
