@@ -16,6 +16,7 @@ from .core.threat import Knowledge as Knowledge
 from .core.threat import ThreatModel as ThreatModel
 from .core.training import LocalTraining as LocalTraining
 from .core.types import Batch as Batch
+from .core.types import Examples as Examples
 from .core.types import Observation as Observation
 from .core.types import Reconstruction as Reconstruction
 from .core.types import Update as Update
