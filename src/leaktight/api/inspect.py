@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Method
 from leaktight.audits.run import Watcher
-from leaktight.config.inspect import Prepared, Request, prepare
+from leaktight.config.inspect import CaptureRequest, Prepared, prepare
 from leaktight.config.tables import Table, as_list
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.inputs import Images
@@ -97,7 +97,7 @@ def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) ->
             raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Capture.__annotations__)}")
     after, update, truth = capture.get("after"), capture.get("update"), capture.get("truth")
     labels = capture.get("labels")
-    request = Request(
+    request = CaptureRequest(
         model=model,
         before=_tensors(before),
         inputs=Images(*capture["shape"]),
