@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from bench.timing import fastest
-from leaktight.config.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES, MODELS
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng
@@ -28,7 +28,9 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Answered, Ask, Train
-from leaktight.models import MODELS, build_model
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import ClientState
+from leaktight.models.initialise import build_model
 
 EXAMPLES = 500
 LOCAL = LocalTraining(epochs=5, batch_size=32, learning_rate=0.01)
@@ -60,12 +62,14 @@ def make_client(name: str, defense: Defense, number: int) -> Client:
     examples = Examples(images, torch.randint(10, (number,), generator=generator))
     model = build_model(MODELS["lenet_zhu"](), Images(3, 32, 32), 10, init="default", rng=Rng(0))
     shared = defense.prepare(model, rng=Rng(1))
-    return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), Rng.fresh().child(name))
+    return Client(
+        name, examples, examples, Setup(Trainer(shared, LOCAL, defense=defense), FedAvg()), Rng.fresh().child(name)
+    )
 
 
-def settled(defense: Defense, clients: Mapping[str, Client]) -> dict[str, State]:
+def settled(defense: Defense, clients: Mapping[str, Client]) -> dict[str, ClientState]:
     """What every client remembers after the conversation before the first round."""
-    states: dict[str, State] = {}
+    states: dict[str, ClientState] = {}
     conversation = defense.agree(sorted(clients))
     answers: dict[str, State] | None = None
     while True:

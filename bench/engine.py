@@ -12,18 +12,21 @@ import torch
 import torch.nn.functional as F
 
 from bench.timing import medians
+from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
-from leaktight.engines.inprocess import Carrier, Site
-from leaktight.engines.workers import Workers, available_cores, open_workers
+from leaktight.engines.inprocess import Carrier, RoundWork, RoundWorkers
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.federation import Federation, assemble, first_state
+from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import plan_batches
-from leaktight.fl.protocol import FederationPlan, play_round
-from leaktight.models import MODELS, build_model
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import play_round
+from leaktight.models.initialise import build_model
+from leaktight.runtime.executor import Inline
+from leaktight.runtime.processes import Processes, available_cores, one_thread
 
 CLIENTS, SAMPLES, BATCH = 10, 500, 32
 
@@ -45,11 +48,11 @@ def federation() -> Federation:
     )
 
 
-def engine_round(fed: Federation, pool: Workers) -> None:
+def engine_round(fed: Federation, workers: RoundWorkers) -> None:
     """One round as the engine plays it, without scoring."""
-    conversation = play_round(fed.server, first_state(fed).server)
+    conversation = play_round(fed.server, fed.first_state().server)
     try:
-        conversation.send(Carrier(fed, pool).exchange(next(conversation)))
+        conversation.send(Carrier(fed, workers).exchange(next(conversation)))
     except StopIteration:
         return
 
@@ -74,7 +77,8 @@ def bare_round(fed: Federation) -> None:
 def main() -> None:
     fed = federation()
     cores = available_cores()
-    with open_workers(Site(fed), cores) as many, open_workers(Site(fed), 1) as one:
+    work = RoundWork(fed)
+    with one_thread(), Processes(cores).start(work) as many, Inline().start(work) as one:
         seconds = medians(
             {
                 "bare": partial(bare_round, fed),

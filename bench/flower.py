@@ -17,9 +17,10 @@ from bench.engine import CLIENTS, federation
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
 from leaktight.engines.training import Engine
-from leaktight.engines.workers import available_cores
 from leaktight.fl.federation import FederationState
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
+from leaktight.runtime.processes import available_cores
 
 ROUNDS = 12
 
@@ -32,7 +33,7 @@ def timed(engine: Engine) -> tuple[float, float, str]:
         ends.append(time.perf_counter())
 
     whole = federation()
-    longer = replace(whole, server=replace(whole.server, plan=FederationPlan(rounds=ROUNDS)))
+    longer = replace(whole, plan=FederationPlan(rounds=ROUNDS))
     server = engine(longer, workers=available_cores(), after_round=note).server
     rounds = [after - before for before, after in pairwise(ends[1:])]
     return ends[1] - ends[0], statistics.median(rounds), digest({**server.params, **server.buffers})

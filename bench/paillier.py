@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import phe
 
-from leaktight.core.processes import available_cores
 from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import Sealed, Values
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.paillier_keys import SecretKey
+from leaktight.runtime.processes import available_cores
 
 VALUES, CLIENTS, SAMPLE = 100_000, 10, 20
 

@@ -19,8 +19,8 @@ from leaktight.core.types import Examples
 from leaktight.data.gaussians import REACH, coordinates
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import evaluate
 from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.local import evaluate
 from leaktight.report.boundaries import Boundary, Points, plot_boundaries
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-2.toml"

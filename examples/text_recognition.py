@@ -28,8 +28,8 @@ from leaktight.data.partition import Partition
 from leaktight.data.words.collections import Iiit5k, Synth90k
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import evaluate
 from leaktight.fl.federation import FederationState
+from leaktight.fl.local import evaluate
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.report.accuracy_curves import AccuracyCurve, plot_accuracy_curves
 

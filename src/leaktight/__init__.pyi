@@ -20,6 +20,12 @@ from .core.types import Observation as Observation
 from .core.types import Reconstruction as Reconstruction
 from .core.types import Update as Update
 from .data.dataset import Dataset as Dataset
+from .results.schema import Cell as Cell
+from .results.schema import Flag as Flag
+from .results.schema import Summary as Summary
+from .results.schema import TrainingSummary as TrainingSummary
+from .results.schema import Trial as Trial
+from .results.schema import Verdict as Verdict
 
 __version__: str
 __all__: list[str]

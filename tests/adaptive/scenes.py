@@ -13,15 +13,17 @@ from torch import Tensor
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Broadcast, Examples, Observation, Params, State, UpdateKind
+from leaktight.core.types import Batch, Broadcast, Examples, Observation, Params, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.fl.aggregators import FedAvg, FedSgd
 from leaktight.fl.client import Client
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Train
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import ClientState
 from leaktight.metrics import match, psnr
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.small import LeNetZhu
 
 LOCAL = LocalTraining(batch_size=1, learning_rate=0.1)
@@ -34,7 +36,7 @@ class Scene:
     seen: Observation
     truth: Batch
     learning_rates: tuple[float, ...]
-    state: State
+    state: ClientState
     brings: str
 
     def score(self, attack: Attack, seed: int = 0) -> float:
@@ -66,7 +68,7 @@ def play(
     kind: UpdateKind = "gradient",
     local: LocalTraining = LOCAL,
     round_index: int = 0,
-    state: State | None = None,
+    state: ClientState | None = None,
     params: Params | None = None,
 ) -> Scene:
     """One round of one client, which holds `count` digits, with a LeNet of wide weights."""
@@ -75,7 +77,7 @@ def play(
     model = defense.prepare(plain, rng=replayed(seed).child("prepare"))
     held = examples(count, seed)
     aggregator = FedSgd() if kind == "gradient" else FedAvg()
-    client = Client("a", held, held, Trainer(model, local, defense=defense), aggregator, replayed(noise_seed))
+    client = Client("a", held, held, Setup(Trainer(model, local, defense=defense), aggregator), replayed(noise_seed))
     broadcast = Broadcast(params or cloned(parameters_of(model)), cloned(buffers_of(model)), round_index)
     done = client.train_round(Train(broadcast, local.learning_rate, kind), state)
     truth = done.truth()

@@ -9,7 +9,7 @@ import torch
 from tests.seeds import replayed
 from torch import nn
 
-from leaktight.audit.experiment import tampered, truth_of
+from leaktight.audits.experiment import tampered, truth_of
 from leaktight.core.protocols import ActiveAttack, Defense, Guard
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -18,8 +18,8 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg, FedSgd
-from leaktight.fl.federation import Federation, assemble, first_state
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.federation import Federation, assemble
+from leaktight.fl.plan import FederationPlan
 
 KNOWS = frozenset({Knowledge.BATCH_SIZE, Knowledge.LOCAL_TRAINING, Knowledge.PUBLIC_DATA})
 
@@ -37,7 +37,7 @@ class Scene:
         """All queries of the attack: the truth behind the last, and what was seen of each."""
         seen: list[Observation] = []
         traces: list[RoundTrace] = []
-        state = first_state(self.federation)
+        state = self.federation.first_state()
         honest = state.server
         while True:
             asked = replace(honest, round=len(seen))

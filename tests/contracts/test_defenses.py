@@ -15,7 +15,7 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.config.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES, MODELS
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, Question, Report, RoundPlan, Step
@@ -43,15 +43,19 @@ from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
+from leaktight.fl.accept import why_malformed
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import assemble
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Train
-from leaktight.fl.protocol import FederationPlan, RoundOutcome, why_malformed
-from leaktight.fl.wire import decode, encode
-from leaktight.models import MODELS, build_model
+from leaktight.fl.plan import FederationPlan, Setup
+from leaktight.fl.protocol import RoundOutcome
+from leaktight.fl.state import ClientState
+from leaktight.fl.wire import encode
+from leaktight.models.initialise import build_model
+from leaktight.runtime.sharing import dumped, loaded
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def make_client(defense: Defense, name: str = "a", seed: int = 0, model: nn.Modu
     images = torch.randint(256, (12, 3, 4, 4), generator=generator, dtype=torch.uint8)
     examples = Examples(images, torch.arange(12) % 3)
     shared = defense.prepare(model or plain_network(), rng=replayed(1))
-    return Client(name, examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), replayed(seed))
+    return Client(name, examples, examples, Setup(Trainer(shared, LOCAL, defense=defense), FedAvg()), replayed(seed))
 
 
 def request(client: Client, round_index: int = 0) -> Train:
@@ -167,7 +171,7 @@ def test_at_strength_zero_it_does_nothing(kind: str) -> None:
 def test_the_same_seed_gives_the_same_bytes(kind: str) -> None:
     first, again = (trained(CASES[kind].defense, seed=3) for _ in range(2))
     assert digest(sent(first)) == digest(sent(again))
-    assert pack(first.state) == pack(again.state)
+    assert pack(first.state.stored()) == pack(again.state.stored())
 
 
 @every_kind
@@ -229,11 +233,19 @@ def test_inputs_are_not_changed(kind: str) -> None:
     defense = CASES[kind].defense
     client = make_client(Watched(defense))
     first = client.train_round(request(client), None)
-    before = pack(first.state), digest({"images": client.train.inputs}), digest(parameters_of(client.trainer.model))
+    before = (
+        pack(first.state.stored()),
+        digest({"images": client.train.inputs}),
+        digest(parameters_of(client.trainer.model)),
+    )
     asked = request(client, 1)
     received = digest({**asked.broadcast.params, **asked.broadcast.buffers})
     client.train_round(asked, first.state)
-    after = pack(first.state), digest({"images": client.train.inputs}), digest(parameters_of(client.trainer.model))
+    after = (
+        pack(first.state.stored()),
+        digest({"images": client.train.inputs}),
+        digest(parameters_of(client.trainer.model)),
+    )
     assert after == before
     assert digest({**asked.broadcast.params, **asked.broadcast.buffers}) == received
     change = cloned(first.trained.update.tensors)
@@ -247,25 +259,25 @@ def test_clients_do_not_meet_in_the_defense(kind: str) -> None:
     defense = CASES[kind].defense
     ours, theirs = make_client(defense, "a"), make_client(defense, "b", seed=9)
     first = ours.train_round(request(ours), None)
-    kept = pack(first.state)
+    kept = pack(first.state.stored())
     expected = ours.train_round(request(ours, 1), first.state)
     other = theirs.train_round(request(theirs), None)
     theirs.train_round(request(theirs, 1), other.state)
-    assert pack(first.state) == kept
+    assert pack(first.state.stored()) == kept
     again = ours.train_round(request(ours, 1), first.state)
     assert digest(sent(again)) == digest(sent(expected))
 
 
 @every_kind
-def test_state_survives_checkpoints_and_the_wire(kind: str, tmp_path: Path) -> None:
+def test_state_survives_checkpoints_and_the_way_to_a_worker(kind: str, tmp_path: Path) -> None:
     client = make_client(CASES[kind].defense)
     state = client.train_round(request(client), None).state
     expected = client.train_round(request(client, 1), state)
-    save_checkpoint(tmp_path / "c", state)
-    for restored in (load_checkpoint(tmp_path / "c"), decode(encode({"state": state}))["state"]):
+    save_checkpoint(tmp_path / "c", state.stored())
+    for restored in (ClientState.restored(load_checkpoint(tmp_path / "c")), loaded(dumped(state))):
         done = client.train_round(request(client, 1), restored)
         assert digest(sent(done)) == digest(sent(expected))
-        assert pack(done.state) == pack(expected.state)
+        assert pack(done.state.stored()) == pack(expected.state.stored())
 
 
 @every_kind
@@ -395,15 +407,15 @@ def fedkl_key(rounds: list[ClientRound]) -> list[float]:
     return [
         number
         for done in rounds
-        for part in ("params", "buffers")
-        for name, tensor in done.state[part].items()
+        for part in (done.state.params, done.state.buffers)
+        for name, tensor in part.items()
         if "lock" in name
         for number in numbers_in(tensor)
     ]
 
 
 def adadefense_moments(rounds: list[ClientRound]) -> list[float]:
-    return [number for done in rounds for number in numbers_in(done.state["defense"])]
+    return [number for done in rounds for number in numbers_in(done.state.defense)]
 
 
 def lrp_rates(rounds: list[ClientRound]) -> list[float]:
@@ -433,7 +445,7 @@ def test_no_byte_of_a_secret_leaves_the_client(
     shown = [number for done in rounds for number in numbers_in(done.trained.update.tensors)]
     assert shown
     assert traces_of(shown, data) == shown
-    kept = encode({"states": [done.state for done in rounds], "rates": lrp_rates(rounds)})
+    kept = encode({"states": [done.state.stored() for done in rounds], "rates": lrp_rates(rounds)})
     assert traces_of(private, kept) == private
 
 

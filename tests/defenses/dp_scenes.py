@@ -12,11 +12,13 @@ from leaktight.core.protocols import ClientFacts, Defense
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Broadcast, Examples, Mode, State
+from leaktight.core.types import Batch, Broadcast, Examples, Mode
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.local import LocalResult, Trainer, local_update
 from leaktight.fl.messages import Train
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import ClientState
 
 
 def small_network(*, normalised: bool = False) -> nn.Module:
@@ -66,20 +68,20 @@ def client_of(
         torch.randint(256, (40, 1, 4, 4), generator=generator, dtype=torch.uint8),
         torch.randint(3, (40,), generator=generator),
     )
+    local = local or LocalTraining(epochs=2, batch_size=12)
     return Client(
         name=name,
         train=examples,
         validation=examples.part(0, 5),
-        trainer=Trainer(model, local or LocalTraining(epochs=2, batch_size=12), defense=defense, mode=mode),
-        aggregator=FedAvg(),
+        setup=Setup(Trainer(model, local, defense=defense, mode=mode), FedAvg()),
         rng=replayed(3).child("client", name),
     )
 
 
-def play(client: Client, model: nn.Module, rounds: int, state: State | None = None) -> list[ClientRound]:
+def play(client: Client, model: nn.Module, rounds: int, state: ClientState | None = None) -> list[ClientRound]:
     """Several rounds of one client on a server's model that stays as it is."""
     done: list[ClientRound] = []
-    start = 0 if state is None else state["conduct"]["round"] + 1
+    start = 0 if state is None else state.conduct.round + 1
     for index in range(start, start + rounds):
         broadcast = Broadcast(parameters_of(model), buffers_of(model), index)
         done.append(client.train_round(Train(broadcast, learning_rate=0.1), state))

@@ -15,8 +15,7 @@ from leaktight.core.rng import global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Params, State, Update
-from leaktight.fl.client import Meter
-from leaktight.fl.local import Trainer, batch_loss, loss_and_gradient, per_example_gradients
+from leaktight.fl.local import Meter, Trainer, batch_loss, loss_and_gradient, per_example_gradients
 
 
 class Outcome(NamedTuple):

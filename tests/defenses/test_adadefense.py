@@ -25,8 +25,10 @@ from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import silent
 from leaktight.fl.messages import Evaluated
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
-from leaktight.fl.wire import decode, encode
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
+from leaktight.fl.state import ClientState
+from leaktight.runtime.sharing import dumped, loaded
 
 FRESH: State = {"time": 0, "first": {}, "second": {}}
 
@@ -139,30 +141,29 @@ def test_moments_belong_to_one_client_and_are_never_sent() -> None:
     alone = play(client_of(AdaDefense(), model), model, 2)
     ours, theirs = client_of(AdaDefense(), model), client_of(AdaDefense(), model, name="b")
     first = play(ours, model, 1)[0]
-    before = digest(first.state["defense"]["first"]), digest(first.state["defense"]["second"])
+    before = digest(first.state.defense["first"]), digest(first.state.defense["second"])
     other = play(theirs, model, 1)[0]
-    assert (digest(first.state["defense"]["first"]), digest(first.state["defense"]["second"])) == before
-    assert digest(other.state["defense"]["second"]) != before[1]
-    assert alone[1].state["defense"]["time"] == 2
+    assert (digest(first.state.defense["first"]), digest(first.state.defense["second"])) == before
+    assert digest(other.state.defense["second"]) != before[1]
+    assert alone[1].state.defense["time"] == 2
     sent = alone[1].trained
     assert set(sent.update.tensors) == set(parameters_of(model))
     assert not sent.update.metrics
-    hidden = {digest({"": tensor}) for key in ("first", "second") for tensor in alone[1].state["defense"][key].values()}
+    hidden = {digest({"": tensor}) for key in ("first", "second") for tensor in alone[1].state.defense[key].values()}
     assert not hidden & {digest({"": tensor}) for tensor in sent.update.tensors.values()}
 
 
-def test_the_state_survives_the_wire_and_a_checkpoint(tmp_path: Path) -> None:
+def test_the_state_survives_a_checkpoint_and_the_way_to_a_worker(tmp_path: Path) -> None:
     model = small_network().float()
     client = client_of(AdaDefense(), model)
     whole = play(client, model, 2)
-    by_wire = decode(encode({"state": whole[0].state}))["state"]
-    save_checkpoint(tmp_path / "state", whole[0].state)
-    for state in (by_wire, load_checkpoint(tmp_path / "state")):
-        assert state["defense"]["time"] == 1
-        assert digest(state["defense"]["second"]) == digest(whole[0].state["defense"]["second"])
+    save_checkpoint(tmp_path / "state", whole[0].state.stored())
+    for state in (loaded(dumped(whole[0].state)), ClientState.restored(load_checkpoint(tmp_path / "state"))):
+        assert state.defense["time"] == 1
+        assert digest(state.defense["second"]) == digest(whole[0].state.defense["second"])
         again = play(client, model, 1, state)[0]
         assert digest(again.trained.update.tensors) == digest(whole[1].trained.update.tensors)
-        assert again.state["defense"]["time"] == 2
+        assert again.state.defense["time"] == 2
 
 
 def test_a_round_without_the_client_does_not_advance_its_time() -> None:
@@ -170,7 +171,7 @@ def test_a_round_without_the_client_does_not_advance_its_time() -> None:
     client = client_of(AdaDefense(), model)
     first = play(client, model, 1)[0]
     later = play(client, model, 5, first.state)  # rounds 0 to 4: its second to sixth, whatever their number
-    assert [done.state["defense"]["time"] for done in later] == [2, 3, 4, 5, 6]
+    assert [done.state.defense["time"] for done in later] == [2, 3, 4, 5, 6]
 
 
 def test_batch_statistics_are_sent_as_they_are() -> None:

@@ -29,7 +29,8 @@ from leaktight.defenses.dp_sgd import DpSgd, clipped_mean
 from leaktight.engines.training import train
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import assemble
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.state import ClientState
 from leaktight.results.folder import open_run
 
 
@@ -118,7 +119,7 @@ def test_the_budget_goes_on_after_a_checkpoint_and_starts_afresh_for_another_cli
     client = client_of(defense, model)
     whole = play(client, model, 3)
     first = play(client, model, 1)[0]
-    second = play(client, model, 2, unpack(pack(first.state)))
+    second = play(client, model, 2, ClientState.restored(unpack(pack(first.state.stored()))))
     assert second[-1].report["epsilon"] == pytest.approx(whole[-1].report["epsilon"])
     other = play(client_of(defense, model, name="b"), model, 1)[0]
     assert other.report["epsilon"] == first.report["epsilon"]

@@ -30,12 +30,16 @@ from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.fl.messages import Train
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.fl.plan import FederationPlan, Setup
+from leaktight.fl.protocol import RoundOutcome
+from leaktight.fl.state import ClientState
 from leaktight.fl.wire import encode
-from leaktight.models import ModelSource, batch_statistics, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.keylock import KeyLock
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu, Mlp
+from leaktight.models.source import ModelSource
+from leaktight.models.surgery import batch_statistics
 
 SHAPE = Images(1, 12, 12)
 FACTS = ClientFacts("a", 24, 3)
@@ -57,10 +61,10 @@ def examples() -> Examples:
 def make_client(source: ModelSource = LENET, defense: Defense = FedKl(), name: str = "a") -> Client:
     local = LocalTraining(batch_size=8, learning_rate=0.05, momentum=0.5)
     trainer = Trainer(prepared(source, defense), local, defense=defense)
-    return Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name), test=examples())
+    return Client(name, examples(), examples(), Setup(trainer, FedAvg()), replayed(3).child(name), test=examples())
 
 
-def train(client: Client, state: State | None = None, round_index: int = 0) -> ClientRound:
+def train(client: Client, state: ClientState | None = None, round_index: int = 0) -> ClientRound:
     model = client.trainer.model
     broadcast = Broadcast(parameters_of(model), buffers_of(model), round_index)
     return client.train_round(Train(broadcast, learning_rate=0.05), state)
@@ -92,10 +96,10 @@ def test_no_byte_of_key_lock_or_statistics_leaves_the_client(source: ModelSource
     sent = windows(encode({"reply": second.trained}))
     assert pairs(second.trained.update.tensors.values()) <= sent, "the search finds what is there"
     for state in (first.state, second.state):
-        secret = {**state["params"], **state["buffers"]}
+        secret = {**state.params, **state.buffers}
         assert {name.rsplit(".", 1)[-1] for name in secret} >= {"key", "weight", "bias", "running_mean", "running_var"}
         assert not pairs(tensor for tensor in secret.values() if tensor.is_floating_point()) & sent
-    moved = [after - first.state["params"][name] for name, after in second.state["params"].items()]
+    moved = [after - first.state.params[name] for name, after in second.state.params.items()]
     assert not pairs(moved) & sent
     assert second.trained.update.buffers is not None
     assert not any("lock" in name for name in (*second.trained.update.tensors, *second.trained.update.buffers))
@@ -159,11 +163,11 @@ def test_the_lock_learns_and_the_key_does_not() -> None:
         copy.deepcopy(client.trainer.model), client.facts, rng=client.rng.child("defense", "start")
     )
     after = train(client).state
-    key = after["buffers"]["features.0.norm.lock.key"]
+    key = after.buffers["features.0.norm.lock.key"]
     assert torch.equal(key, buffers_of(before)["features.0.norm.lock.key"])
     for part in ("scale", "shift"):
         weight, bias = (
-            after["params"][name] - parameters_of(before)[name]
+            after.params[name] - parameters_of(before)[name]
             for name in (f"features.0.norm.lock.{part}.weight", f"features.0.norm.lock.{part}.bias")
         )
         assert float(bias.abs().max()) > 1e-5
@@ -172,24 +176,24 @@ def test_the_lock_learns_and_the_key_does_not() -> None:
 
 def test_every_client_has_its_own_key_and_lock_and_keeps_them() -> None:
     first, again, other = train(make_client()), train(make_client()), train(make_client(name="b"))
-    for part in ("params", "buffers"):
-        assert digest(first.state[part]) == digest(again.state[part])
-        shared = set(first.state[part]) & set(other.state[part])
-        for name in shared - {"features.0.norm.num_batches_tracked"}:
-            assert not torch.equal(first.state[part][name], other.state[part][name]), name
-    later = train(make_client(), first.state, 1).state["buffers"]
-    assert torch.equal(later["features.0.norm.lock.key"], first.state["buffers"]["features.0.norm.lock.key"])
+    ours, same, theirs = ({**done.state.params, **done.state.buffers} for done in (first, again, other))
+    assert digest(ours) == digest(same)
+    for name in (set(ours) & set(theirs)) - {"features.0.norm.num_batches_tracked"}:
+        assert not torch.equal(ours[name], theirs[name]), name
+    later = train(make_client(), first.state, 1).state.buffers
+    assert torch.equal(later["features.0.norm.lock.key"], first.state.buffers["features.0.norm.lock.key"])
 
 
 @BOTH
 def test_the_private_parts_survive_a_checkpoint(source: ModelSource, tmp_path: Path) -> None:
     client = make_client(source)
     first = train(client)
-    save_checkpoint(tmp_path / "client", first.state)
-    kept, restored = train(client, first.state, 1), train(client, load_checkpoint(tmp_path / "client"), 1)
+    save_checkpoint(tmp_path / "client", first.state.stored())
+    stored = ClientState.restored(load_checkpoint(tmp_path / "client"))
+    kept, restored = train(client, first.state, 1), train(client, stored, 1)
     lost = train(client, None, 1)
-    for part in ("params", "buffers"):
-        assert digest(restored.state[part]) == digest(kept.state[part]) != digest(lost.state[part])
+    parts = [digest({**done.state.params, **done.state.buffers}) for done in (restored, kept, lost)]
+    assert parts[0] == parts[1] != parts[2]
     assert digest(restored.trained.update.tensors) == digest(kept.trained.update.tensors)
 
 
@@ -208,7 +212,7 @@ def test_the_key_stays_where_another_defense_sends_no_statistics(order: tuple[De
     client = make_client(defense=defense)
     first = train(client)
     assert first.trained.update.buffers is None
-    assert "features.0.norm.lock.key" in train(client, first.state, 1).state["buffers"]
+    assert "features.0.norm.lock.key" in train(client, first.state, 1).state.buffers
 
 
 @BOTH
@@ -290,9 +294,9 @@ def test_the_own_lock_opens_the_model_and_no_other_does() -> None:
 
 def test_clients_may_score_their_validation_examples_instead() -> None:
     federation = digits(FedKl(), rounds=1)
-    server = replace(federation.server, plan=replace(federation.server.plan, evaluate="clients"))
+    federation = replace(federation, plan=replace(federation.plan, evaluate="clients"))
     outcomes: list[RoundOutcome] = []
-    run(replace(federation, server=server), workers=1, after_round=lambda outcome, state: outcomes.append(outcome))
+    run(federation, workers=1, after_round=lambda outcome, state: outcomes.append(outcome))
     held = sum(share.stop - share.validation for share in federation.shares.values())
     assert outcomes[0].score is not None
     assert outcomes[0].score.num_examples == held

@@ -28,7 +28,9 @@ from leaktight.fl.client import Client
 from leaktight.fl.federation import Federation, FederationState, assemble
 from leaktight.fl.local import silent
 from leaktight.fl.messages import Answered, Ask, Failed, Reply, Request, Train
-from leaktight.fl.protocol import FederationPlan, federate, initial_state
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import federate, initial_state
+from leaktight.fl.state import ClientState
 from leaktight.fl.wire import encode
 
 CLASSES = {"ann": 1, "bob": 2, "cyd": 3, "dan": 4}
@@ -150,10 +152,10 @@ def test_wrong_settings_are_refused(settings: dict[str, float], message: str) ->
 
 def play(
     federation: Federation, tap: Callable[[str, Request, Reply], Reply | None] = lambda client, request, reply: reply
-) -> dict[str, State]:
+) -> dict[str, ClientState]:
     """Drive `federate` with real clients; `tap` sees every message as it passes and may change or drop the reply."""
     clients = {name: federation.client(name) for name in federation.shares}
-    states: dict[str, State] = {}
+    states: dict[str, ClientState] = {}
     model = federation.trainer.model
     params = {name: tensor.detach() for name, tensor in model.named_parameters()}
     conversation = federate(
@@ -178,16 +180,16 @@ def play(
 def test_the_agreed_sums_are_the_true_sums() -> None:
     states = play(make_federation(AdaLrp()))
     for name, state in states.items():
-        memory = state["defense"]
+        memory = state.defense
         assert memory["sums"] == {"examples": sum(SIZES.values()), "classes": sum(CLASSES.values())}
         assert memory["own"] == {"examples": SIZES[name], "classes": CLASSES[name]}
         assert memory["clients"] == len(SIZES)
         assert "private" not in memory, "the key has done its work"
-    assert Lrp().rate_factor(states["dan"]["defense"]) == pytest.approx(2.0)
+    assert Lrp().rate_factor(states["dan"].defense) == pytest.approx(2.0)
 
 
 def test_only_what_is_needed_is_summed() -> None:
-    assert play(make_federation(Lrp()))["ann"]["defense"]["sums"] == {"examples": sum(SIZES.values())}
+    assert play(make_federation(Lrp()))["ann"].defense["sums"] == {"examples": sum(SIZES.values())}
 
 
 def test_no_message_to_the_server_holds_a_count_or_a_private_key() -> None:
@@ -223,7 +225,7 @@ def test_masks_are_used_once() -> None:
     client = make_federation(Lrp()).client("ann")
     other = make_federation(Lrp()).client("bob")
     keys = {}
-    states: dict[str, State | None] = {"ann": None, "bob": None}
+    states: dict[str, ClientState | None] = {"ann": None, "bob": None}
     for each in (client, other):
         reply, states[each.name] = each.handle(Ask(Question("lrp_key", {}), "defense"), None)
         assert isinstance(reply, Answered)
@@ -279,7 +281,7 @@ def test_neither_rates_nor_sizes_leave_the_client() -> None:
             for form in (struct.pack("<d", rate), struct.pack("<f", rate), repr(rate).encode()):
                 assert form not in sent
         assert set(done.report) == {"defense_seconds", "loss", "seconds", "steps"}
-        assert struct.pack("<d", rates[0]) not in pack(done.state), "nor are they kept"
+        assert struct.pack("<d", rates[0]) not in pack(done.state.stored()), "nor are they kept"
 
 
 def test_scaling_is_applied_once() -> None:
@@ -327,10 +329,10 @@ def test_a_run_resumed_from_its_checkpoint_keeps_the_sums_and_ends_equal(tmp_pat
     federation = make_federation(AdaLrp())
     states: list[FederationState] = []
     final = run(federation, workers=1, after_round=lambda outcome, state: states.append(state))
-    save_checkpoint(tmp_path / "clients", {"clients": states[0].clients})
-    stored = load_checkpoint(tmp_path / "clients")["clients"]
+    save_checkpoint(tmp_path / "clients", states[0].stored())
+    stored = FederationState.restored(load_checkpoint(tmp_path / "clients")).clients
     for name in SIZES:
-        assert stored[name]["defense"]["sums"] == {"examples": sum(SIZES.values()), "classes": sum(CLASSES.values())}
+        assert stored[name].defense["sums"] == {"examples": sum(SIZES.values()), "classes": sum(CLASSES.values())}
     asked: list[str] = []
 
     def noting(self: Client, request: Request, state: State | None) -> tuple[Reply, State]:

@@ -169,8 +169,8 @@ def test_a_step_that_is_not_perturbed_passes_as_it_is() -> None:
 def test_the_counter_goes_on_from_round_to_round() -> None:
     model = small_network().float()
     rounds = play(client_of(Outpost(), model), model, 3)  # 40 examples, batches of 12, 2 epochs: 8 steps
-    assert [done.state["defense"]["steps"] for done in rounds] == [8, 16, 24]
-    assert rounds[0].state["defense"]["steps_per_epoch"] == 4
+    assert [done.state.defense["steps"] for done in rounds] == [8, 16, 24]
+    assert rounds[0].state.defense["steps_per_epoch"] == 4
 
 
 @pytest.mark.parametrize(("count", "first"), [("all_rounds", 0.0), ("round", 1.0)])

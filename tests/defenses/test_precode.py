@@ -26,14 +26,17 @@ from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
-from leaktight.fl.federation import assemble, first_state
+from leaktight.fl.federation import assemble
 from leaktight.fl.local import Trainer, per_example_gradients
 from leaktight.fl.messages import Train
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
-from leaktight.models import ModelSource, build_model, check_fits, final_linear, representation
+from leaktight.fl.plan import FederationPlan, Setup
+from leaktight.fl.protocol import RoundOutcome
 from leaktight.models.crnn import Crnn
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import Cnn6, FeedForward, LeNetZhu, LogisticRegression, Mlp
+from leaktight.models.source import ModelSource, check_fits
+from leaktight.models.surgery import final_linear, representation
 
 SHAPE = Images(1, 12, 12)
 FACTS = ClientFacts("a", 24, 3)
@@ -54,7 +57,7 @@ def examples() -> Examples:
 def train(name: str = "a", defense: Defense = SMALL) -> ClientRound:
     model = prepared(defense=defense)
     trainer = Trainer(model, LocalTraining(batch_size=8, learning_rate=0.05), defense=defense)
-    client = Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name))
+    client = Client(name, examples(), examples(), Setup(trainer, FedAvg()), replayed(3).child(name))
     return client.train_round(Train(Broadcast(parameters_of(model), buffers_of(model), 0), 0.05), None)
 
 
@@ -94,7 +97,7 @@ def test_the_bottleneck_is_part_of_what_all_share() -> None:
         f"classifier.bottleneck.{layer}.{kind}" for layer in ("encoder", "decoder") for kind in ("weight", "bias")
     }
     assert all(float(tensor.abs().max()) > 0 for tensor in done.trained.update.tensors.values())
-    assert done.state["params"] == {}
+    assert done.state.params == {}
 
 
 def test_the_noise_is_the_clients_own() -> None:
@@ -103,7 +106,7 @@ def test_the_noise_is_the_clients_own() -> None:
 
     def loss(name: str, round_index: int) -> float:
         trainer = Trainer(model, LocalTraining(batch_size=24, learning_rate=0.05), defense=SMALL)
-        client = Client(name, examples(), examples(), trainer, FedAvg(), replayed(3).child(name))
+        client = Client(name, examples(), examples(), Setup(trainer, FedAvg()), replayed(3).child(name))
         request = Train(Broadcast(parameters_of(model), buffers_of(model), round_index), 0.05)
         return client.train_round(request, None).report["loss"]
 
@@ -213,6 +216,6 @@ def test_a_federation_learns_through_it_and_scores_the_same_every_time() -> None
     assert last == outcomes[1].score
     assert last.num_examples == len(dataset.test)
     assert last.accuracy > 0.6
-    start = first_state(federation).server.params
+    start = federation.first_state().server.params
     moved = {name for name, tensor in final.server.params.items() if not torch.equal(tensor, start[name])}
     assert "classifier.2.bottleneck.decoder.weight" in moved

@@ -31,6 +31,7 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.local import Trainer, silent
 from leaktight.fl.messages import Ask, Train
+from leaktight.fl.plan import Setup
 
 FACTS = ClientFacts("a", 12, 3)
 
@@ -208,17 +209,17 @@ def trained(defense: Defense) -> tuple[Client, ClientRound]:
         torch.randint(3, (12,), generator=generator),
     )
     trainer = Trainer(model, LocalTraining(batch_size=4, learning_rate=0.1), defense=defense)
-    client = Client("a", examples, examples, trainer, FedAvg(), replayed(3))
+    client = Client("a", examples, examples, Setup(trainer, FedAvg()), replayed(3))
     request = Train(Broadcast(parameters_of(model), buffers_of(model), 0), learning_rate=0.1)
     return client, client.train_round(request, None)
 
 
 def test_private_modules_and_shared_ones_stack() -> None:
     _, done = trained(Stack(parts=(FedKl(), Precode(latent_size=4), AdditiveNoise())))
-    assert any("lock" in name for name in done.state["params"])
+    assert any("lock" in name for name in done.state.params)
     assert not any("lock" in name for name in done.trained.update.tensors)
     assert any("bottleneck" in name for name in done.trained.update.tensors)
-    assert set(done.state["defense"]) == {"fedkl", "precode", "noise"}
+    assert set(done.state.defense) == {"fedkl", "precode", "noise"}
     assert Stack(parts=(Precode(), FedKl())).private_parts
     assert not Stack(parts=(Precode(),)).private_parts
 
@@ -250,7 +251,7 @@ def test_a_stack_is_private_if_a_part_is_and_spends_what_it_spends() -> None:
     pytest.importorskip("opacus")
     stack = Stack(parts=(DpSgd(noise_multiplier=2.0), Outpost(), ClientDp(noise_multiplier=1.0)))
     _, done = trained(stack)
-    spent = stack.spent(done.state["defense"])
+    spent = stack.spent(done.state.defense)
     assert stack.private
     assert spent is not None
     assert spent.epsilon == pytest.approx(gaussian_epsilon(1.0, 1e-5))

@@ -34,6 +34,7 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client
 from leaktight.fl.local import Trainer, plan_batches
 from leaktight.fl.messages import Train
+from leaktight.fl.plan import Setup
 
 PAGE = Path(__file__).parents[2] / "docs" / "defenses.md"
 LOCAL = LocalTraining(epochs=2, batch_size=4, learning_rate=0.1)
@@ -55,7 +56,7 @@ def examples() -> Examples:
 
 def make_client(defense: Defense, examples: Examples) -> Client:
     shared = defense.prepare(network(), rng=replayed(1))
-    return Client("a", examples, examples, Trainer(shared, LOCAL, defense=defense), FedAvg(), replayed(3))
+    return Client("a", examples, examples, Setup(Trainer(shared, LOCAL, defense=defense), FedAvg()), replayed(3))
 
 
 def make_defended(defense: Defense, examples: Examples, **more: Any) -> Defended:
@@ -112,7 +113,7 @@ def test_the_update_is_the_clients_to_the_bit(
         assert digest(ours.tensors) == digest(theirs.tensors)
         assert digest(ours.buffers or {}) == digest(theirs.buffers or {})
         assert ours.num_examples == theirs.num_examples
-        private = {**state["params"], **state["buffers"]}
+        private = {**state.params, **state.buffers}
         assert digest(defended.state_dict()["private"]) == digest(private)
         timeless = {name: value for name, value in done.report.items() if not name.endswith("seconds")}
         own = {name: value for name, value in defended.metrics.items() if not name.endswith("seconds")}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audit.scenes import SMALL
+from tests.audits.scenes import SMALL
 from tests.seeds import replayed
 
 RESULTS = {

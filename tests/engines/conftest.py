@@ -17,7 +17,7 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Iid
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import Federation, assemble
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
 
 MakeFederation = Callable[..., Federation]
 

@@ -18,8 +18,9 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params, RoundTrace, State
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam
-from leaktight.fl.federation import Federation, FederationState, first_state
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
 
 MakeFederation = Callable[..., Federation]
 
@@ -36,7 +37,7 @@ def test_one_process_and_many_give_the_same_bits(make_federation: MakeFederation
     many = run(federation, workers=2, after_round=lambda outcome, state: shared.append(outcome))
     assert digest(whole(one)) == digest(whole(many))
     assert [outcome.score for outcome in alone] == [outcome.score for outcome in shared]
-    assert digest(whole(one)) != digest(whole(first_state(federation)))
+    assert digest(whole(one)) != digest(whole(federation.first_state()))
 
 
 def test_stopping_and_going_on_gives_the_same_bits(make_federation: MakeFederation) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Asked, ClientFacts, Defense, Member, Question, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import buffers_of, digest, parameters_of
+from leaktight.core.tensors import buffers_of, digest, pack, parameters_of, unpack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Examples, Params, State, Update
 from leaktight.fl.aggregators import FedAvg
@@ -20,16 +20,18 @@ from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Train, Trained
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import ClientState
 from leaktight.fl.wire import decode, encode
 
 
 def make_client(model: nn.Module, examples: Examples, defense: Defense | None = None, name: str = "a") -> Client:
+    local = LocalTraining(epochs=2, batch_size=8, learning_rate=0.1)
     return Client(
         name=name,
         train=examples,
         validation=examples.take(torch.arange(10)),
-        trainer=Trainer(model, LocalTraining(epochs=2, batch_size=8, learning_rate=0.1), defense=defense or Defense()),
-        aggregator=FedAvg(),
+        setup=Setup(Trainer(model, local, defense=defense or Defense()), FedAvg()),
         rng=replayed(0).child("client", name),
     )
 
@@ -90,11 +92,11 @@ class Withholding(Defense):
 def test_what_a_defense_withholds_stays_with_the_client(model: nn.Module, examples: Examples) -> None:
     client = make_client(model, examples, Withholding())
     first = client.train_round(request(model), None)
-    assert set(first.state["params"]) == {"0.weight", "0.bias"}
-    assert set(first.state["buffers"]) == {"1.running_mean"}
-    assert first.state["defense"] == {"rounds": 1}
+    assert set(first.state.params) == {"0.weight", "0.bias"}
+    assert set(first.state.buffers) == {"1.running_mean"}
+    assert first.state.defense == {"rounds": 1}
     second = client.train_round(request(model, 1), first.state)
-    assert not torch.equal(second.state["params"]["0.weight"], first.state["params"]["0.weight"])
+    assert not torch.equal(second.state.params["0.weight"], first.state.params["0.weight"])
     fresh = client.train_round(request(model, 1), None)
     assert digest(fresh.trained.update.tensors) != digest(second.trained.update.tensors), "the private layer was used"
 
@@ -123,11 +125,11 @@ def test_private_modules_belong_to_one_client(model: nn.Module, examples: Exampl
     ours, theirs = (make_client(model, examples, Growing(), name) for name in ("a", "b"))
     first, other = ours.train_round(request(model), None), theirs.train_round(request(model), None)
     assert "secret" not in first.trained.update.tensors
-    assert not torch.equal(first.state["params"]["secret"], other.state["params"]["secret"])
+    assert not torch.equal(first.state.params["secret"], other.state.params["secret"])
     assert "secret" not in parameters_of(model)
     reply, state = ours.handle(Ask(Question("classes", {}), "defense"), first.state)
     assert reply == Answered({"classes": 3})
-    assert state["defense"]["asked"] is True
+    assert state.defense["asked"] is True
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,14 @@ class SecretiveFedAvg(FedAvg):
 
 def test_every_question_is_answered_from_a_stream_of_its_own(model: nn.Module, examples: Examples) -> None:
     """The same question in two rounds, of both sides, and others: no secret comes twice."""
-    client = replace(make_client(model, examples, Secretive()), aggregator=SecretiveFedAvg())
+    client = make_client(model, examples, Secretive())
+    client = replace(client, setup=replace(client.setup, aggregator=SecretiveFedAvg()))
 
     def secrets_of_two_rounds() -> list[bytes]:
         reply, state = client.handle(Ask(Question("first", {}), "defense"), None)
         replies = [reply]
         for number in range(2):
-            _, state = client.handle(request(model, number), decode(encode({"state": state}))["state"])
+            _, state = client.handle(request(model, number), ClientState.restored(unpack(pack(state.stored()))))
             for ask in (
                 Ask(Question(f"key/{number}", {}), "defense"),
                 Ask(Question(f"key/{number}", {}), "aggregator"),
@@ -221,7 +224,8 @@ def test_evaluation_counts_the_validation_examples(model: nn.Module, examples: E
 def test_handle_trains_too(model: nn.Module, examples: Examples) -> None:
     reply, state = make_client(model, examples).handle(request(model), None)
     assert isinstance(reply, Trained)
-    assert set(state) == {"defense", "aggregator", "params", "buffers", "conduct", "guard"}
+    assert list(state.stored()) == ["defense", "aggregator", "params", "buffers", "conduct", "guard"]
+    assert list(state.stored()["conduct"]) == ["round", "rounds", "scored", "asked"], "as on disk"
 
 
 @dataclass(frozen=True)

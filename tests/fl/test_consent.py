@@ -17,7 +17,7 @@ from torch import nn
 from leaktight.core.errors import OutsideBudgetError, RefusedError, UsageError
 from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.protocols import Aggregator, Defense, Guard, Question
-from leaktight.core.tensors import buffers_of, digest, flatten_state, parameters_of
+from leaktight.core.tensors import buffers_of, pack, parameters_of
 from leaktight.core.training import Cosine, LocalTraining
 from leaktight.core.types import Broadcast, State
 from leaktight.defenses.client_dp import ClientDp
@@ -32,8 +32,10 @@ from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement, Consent, agreed_rates
 from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Request, Train, Trained
-from leaktight.fl.protocol import FederationPlan, Server
+from leaktight.fl.plan import FederationPlan, Server, Setup
+from leaktight.fl.state import ClientState
 
 AGREED = Agreement(rounds=3, learning_rates=(0.05, 0.1), loss_scales=(0.5, 2.0), clients=2)
 
@@ -47,16 +49,20 @@ def broadcast(model: nn.Module, number: int = 0, **changes: Any) -> Broadcast:
     return replace(Broadcast(parameters_of(model), buffers_of(model), number), **changes)
 
 
-def client(model: nn.Module, defense: Defense | None = None, **changes: Any) -> Client:
-    return replace(client_of(defense or Defense(), model), **{"agreement": AGREED, **changes})
+def client(
+    model: nn.Module, defense: Defense | None = None, aggregator: Aggregator | None = None, **changes: Any
+) -> Client:
+    made = client_of(defense or Defense(), model)
+    setup = replace(made.setup, aggregator=aggregator or made.setup.aggregator)
+    return replace(made, **{"agreement": AGREED, "setup": setup, **changes})
 
 
-def unchanged(who: Client, request: Request, state: State | None, match: str) -> None:
+def unchanged(who: Client, request: Request, state: ClientState | None, match: str) -> None:
     """The request is refused, with the client's state as it was."""
-    before = digest(flatten_state(state or {})[0])
+    before = None if state is None else pack(state.stored())
     with pytest.raises(RefusedError, match=match):
         who.handle(request, state)
-    assert digest(flatten_state(state or {})[0]) == before
+    assert before is None or (state is not None and pack(state.stored()) == before)
 
 
 def test_a_plan_that_is_kept_is_answered(model: nn.Module) -> None:
@@ -235,8 +241,8 @@ def test_the_rates_of_a_schedule_are_what_was_agreed_on() -> None:
 
 
 def server(defense: Defense, aggregator: Aggregator, **plan: Any) -> Server:
-    local = LocalTraining(batch_size=4, learning_rate=0.1)
-    return Server({"a": 10, "b": 10}, aggregator, local, FederationPlan(rounds=1, **plan), replayed(0), defense)
+    trainer = Trainer(nn.Identity(), LocalTraining(batch_size=4, learning_rate=0.1), defense=defense)
+    return Server(Setup(trainer, aggregator), {"a": 10, "b": 10}, FederationPlan(rounds=1, **plan), replayed(0))
 
 
 PRIVATE = [DpSgd(), FedCdp(), ClientDp(), Stack(parts=(DpSgd(), AdditiveNoise()))]

@@ -30,10 +30,12 @@ from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg, FedSgd, Linear, ServerAdam, ServerMomentum
 from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
-from leaktight.fl.federation import Federation, FederationState, assemble, first_state
+from leaktight.fl.federation import Federation, FederationState, assemble
 from leaktight.fl.fusion import FixedFusion, NoisyFusion, Shares
 from leaktight.fl.messages import Answered, Ask, Failed, Outcome, Reply, Request, Train, Trained
-from leaktight.fl.protocol import FederationPlan, RoundOutcome, carry, federate
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome, carry, federate
+from leaktight.fl.state import ClientState
 
 SHAPES = {"w": (3, 2), "b": (2,)}
 SIZES = {"c0": 5, "c1": 90, "c2": 30}
@@ -394,7 +396,7 @@ def test_an_attacker_sees_the_aggregate_and_no_update() -> None:
 
 def driven(federation: Federation, tamper: Any) -> None:
     """Play a federation in which `tamper(client, request, reply)` may change or drop replies."""
-    states: dict[str, State] = {}
+    states: dict[str, ClientState] = {}
 
     def exchange(requests: Mapping[str, Request]) -> dict[str, Reply]:
         replies = {}
@@ -405,7 +407,7 @@ def driven(federation: Federation, tamper: Any) -> None:
                 replies[name] = changed
         return replies
 
-    start = first_state(federation).server
+    start = federation.first_state().server
     carry(federate(federation.server, start, evaluate=None, after_round=lambda outcome: None), exchange)
 
 

@@ -2,40 +2,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from tests.seeds import replayed
+from torch import nn
 
 from leaktight.core.errors import RoundFailedError, UsageError
-from leaktight.core.protocols import Conversation, Question
+from leaktight.core.protocols import Aggregator, Conversation, Question
 from leaktight.core.rng import Rng
 from leaktight.core.training import Cosine, LocalTraining
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.aggregators import FedAvg, FedSgd
+from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Failed, Reply, Request, Train, Trained
-from leaktight.fl.protocol import (
-    FederationPlan,
-    RoundOutcome,
-    Server,
-    ServerState,
-    draw_clients,
-    federate,
-    initial_state,
-)
+from leaktight.fl.plan import FederationPlan, Server, Setup
+from leaktight.fl.protocol import RoundOutcome, ServerState, draw_clients, federate, initial_state
 
 PARAMS = {"w": torch.zeros(2), "b": torch.zeros(1)}
 
 
-def make_server(**changes: object) -> Server:
+def make_server(local: LocalTraining | None = None, aggregator: Aggregator | None = None, **changes: Any) -> Server:
+    local = local or LocalTraining(batch_size=4, learning_rate=0.1)
     base = Server(
+        setup=Setup(Trainer(nn.Identity(), local), aggregator or FedAvg()),
         sizes={f"client-{number}": 10 + number for number in range(5)},
-        aggregator=FedAvg(),
-        local=LocalTraining(batch_size=4, learning_rate=0.1),
         plan=FederationPlan(rounds=2),
         rng=replayed(0),
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 def good(client: str, request: Request) -> Reply:
@@ -199,6 +195,6 @@ def test_a_question_without_answer_fails_the_round_by_name() -> None:
         ({"aggregator": FedSgd()}, "one local step"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_refused(changes: dict[str, object], message: str) -> None:
+def test_settings_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_server(**changes)

@@ -16,7 +16,7 @@ from tests.attacks import tampered as malicious
 from tests.attacks.generative.test_ggl import scene as made_scene
 from tests.attacks.generators import CONDITIONAL, LINEAR
 from tests.attacks.scenes import draw, observe
-from tests.audit.scenes import SMALL
+from tests.audits.scenes import SMALL
 from tests.conftest import DATA_ROOT
 from tests.engines.flower.grids import LocalGrid, nodes
 from tests.models.test_catalogue import NATURAL
@@ -40,7 +40,7 @@ from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play as play_on_flower
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.metrics import METRICS, MetricUnavailable, Resources
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 
 __all__ = [
     "CONDITIONAL",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tests.audit.scenes import inline, small_experiment
+from tests.audits.scenes import small_experiment
 from tests.report.made_run import MadeRun
 from tests.results.made import made_cell, made_summary, made_training, made_trial
 
-from leaktight.audit.run import run_audit
+from leaktight.audits.run import run_audit
 from leaktight.metrics import METRICS
 from leaktight.report.comparison import compare
 from leaktight.report.html import write_report
@@ -32,6 +32,7 @@ from leaktight.results.schema import (
     parse,
 )
 from leaktight.results.store import read_trials
+from leaktight.runtime.executor import Inline
 
 DOCS = Path(__file__).parents[2] / "docs" / "schema"
 OLD = Path(__file__).parent / "old"
@@ -52,7 +53,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real audit over time with a trade-off."""
     folder = tmp_path_factory.mktemp("audit")
     experiment = small_experiment(folder, "audit.every=2", "audit.trials=1", "model.init=default")
-    run_audit(experiment, RunFolder(folder), runner=inline, scenario={}, command="", weigh=True, workers=1)
+    run_audit(experiment, RunFolder(folder), executor=Inline(), scenario={}, command="", weigh=True, workers=1)
     return folder
 
 

@@ -27,7 +27,7 @@ from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Broadcast, Examples, Params, State, Update
+from leaktight.core.types import Broadcast, Examples, Params, Update
 from leaktight.crypto.ckks import Ckks
 from leaktight.defenses.client_dp import ClientDp
 from leaktight.defenses.dp_sgd import DpSgd
@@ -40,6 +40,8 @@ from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.fusion import NoisyFusion
 from leaktight.fl.local import Trainer, plan_batches
 from leaktight.fl.messages import Train
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import ClientState
 
 LAYERS = 2
 CANARIES = 128
@@ -81,19 +83,19 @@ def canaries(coins: Numbers) -> Examples:
 
 
 def make_client(defense: Defense, examples: Examples, local: LocalTraining, number: int) -> Client:
-    return Client("a", examples, examples, Trainer(Heads(), local, defense=defense), FedAvg(), replayed(number))
+    return Client("a", examples, examples, Setup(Trainer(Heads(), local, defense=defense), FedAvg()), replayed(number))
 
 
 def trained(client: Client, rounds: int, look: Callable[[Params, int], Numbers]) -> tuple[Numbers, Claim]:
     """What a server sees of a client over several rounds, added up, and what the client says of its privacy."""
-    state: State | None = None
+    state: ClientState | None = None
     params = parameters_of(client.trainer.model)
     seen: list[Numbers] = []
     for index in range(rounds):
         done = client.train_round(Train(Broadcast(params, {}, index), client.trainer.local.learning_rate), state)
         state = done.state
         seen.append(look(done.trained.update.tensors, index))
-    spent = client.trainer.defense.spent(done.state["defense"])
+    spent = client.trainer.defense.spent(done.state.defense)
     assert spent is not None
     assert spent.delta == DELTA
     claim = Claim(done.report["epsilon"], spent.epsilon, done.report.get("epsilon_if_poisson"))

@@ -41,6 +41,7 @@ from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting, PlainCombined
 from leaktight.fl.fusion import NoisyFusion
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Train
+from leaktight.fl.plan import Setup
 from leaktight.models.bottleneck import VariationalBottleneck
 
 SEED = 7
@@ -81,7 +82,7 @@ def make_client(defense: Defense, local: LocalTraining = ONE_STEP) -> Client:
     examples = Examples(images, torch.arange(NUMBER) % 3)
     model = defense.prepare(network(), rng=Rng(2))
     rng = replayed(SEED).child("client", "ann")
-    return Client("ann", examples, examples, Trainer(model, local, defense=defense), FedAvg(scheme="I"), rng)
+    return Client("ann", examples, examples, Setup(Trainer(model, local, defense=defense), FedAvg(scheme="I")), rng)
 
 
 def request(client: Client, *, moved: float = 0.0, learning_rate: float | None = None, scale: float = 1.0) -> Train:
@@ -162,7 +163,7 @@ def _fedkl() -> dict[str, Sight]:
     client = make_client(FedKl(key_length=DRAWS))
     model, _ = client.trainer.defense.start(network_of(client), client.facts, rng=client.rng.child("defense", "start"))
     state = client.train_round(request(client), None).state
-    key = next(tensor for name, tensor in state["buffers"].items() if name.endswith(".key"))
+    key = next(tensor for name, tensor in state.buffers.items() if name.endswith(".key"))
     lock = next(tensor for name, tensor in parameters_of(model).items() if name.endswith("lock.scale.weight"))
     return {
         "fedkl, key": Sight(scan.rand32, key.numpy()),

@@ -33,7 +33,7 @@ from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.fusion import FixedFusion
 from leaktight.fl.messages import LEAVES, Answered, Ask, Declined, Evaluated, Reply, Request, Trained
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
 from leaktight.fl.wire import encode
 
 from flwr.app import Message  # isort: skip
@@ -120,7 +120,7 @@ def sent_on_flower(federation: Federation) -> list[Sent]:
 
 def listed(reply: Reply, request: Request, federation: Federation) -> None:
     """Raise unless everything in a message is on the list, and nothing is there without need."""
-    aggregator, defense = federation.server.aggregator, federation.server.defense
+    aggregator, defense = federation.setup.aggregator, federation.setup.defense
     (plain,) = unpack(encode({"reply": reply}))["message"].values()
     assert plain.pop("__type__") in {kind.__name__ for kind in LEAVES}
     assert set(plain) == set(LEAVES[type(reply)])

@@ -33,7 +33,7 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
 from leaktight.defenses.wrap import Defended
-from leaktight.engines.inprocess import Site
+from leaktight.engines.inprocess import ClientJob, answered
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement
 from leaktight.fl.fedboosting import FedBoosting
@@ -114,10 +114,10 @@ class Failing(Defense):
 def test_a_request_that_failed_cannot_be_asked_again() -> None:
     model = small_network().float()
     client = client_of(Failing(), model)
-    done = Site._handle(Site(None), client, asked(model), {"state": None, "record": False})  # type: ignore[arg-type]
-    assert done["reply"] == Declined()
+    done = answered(client, ClientJob(client.name, asked(model), None, record=False))
+    assert done.reply == Declined()
     with pytest.raises(RefusedError, match="asked for round 1 after round 1"):
-        client.train_round(asked(model), done["state"])
+        client.train_round(asked(model), done.state)
 
 
 # --- what is exact --------------------------------------------------------------------------------------------------
@@ -170,18 +170,27 @@ def test_nor_a_loop_of_ones_own() -> None:
 
 def test_a_client_made_by_hand_has_no_way_round_its_budget() -> None:
     model = small_network().float()
-    for changes in ({"aggregator": FedBoosting()}, {"agreement": Agreement(scores_on="validation")}):
+    client = client_of(DpSgd(), model)
+    for changes in (
+        {"setup": replace(client.setup, aggregator=FedBoosting())},
+        {"agreement": Agreement(scores_on="validation")},
+    ):
         with pytest.raises(OutsideBudgetError, match="does not count"):
-            replace(client_of(DpSgd(), model), **changes)
+            replace(client, **changes)
 
 
 # --- noise that comes twice -----------------------------------------------------------------------------------------
 
 
+def altered(client: Client, **changes: Any) -> Client:
+    """The client with other settings of its training, the same network included."""
+    return replace(client, setup=replace(client.setup, trainer=replace(client.trainer, **changes)))
+
+
 def noise_of(client: Client, model: nn.Module) -> Tensor:
     """What is in the update beside the clipped update itself, by the scale of its noise."""
     defense: Any = client.trainer.defense
-    still = replace(client, trainer=replace(client.trainer, defense=replace(defense, noise_multiplier=0.0)))
+    still = altered(client, defense=replace(defense, noise_multiplier=0.0))
     sent, plain = (flat(each.train_round(asked(model), None).trained.update.tensors) for each in (client, still))
     return sent - plain
 
@@ -192,11 +201,11 @@ def test_other_data_or_settings_under_one_key_meet_other_noise() -> None:
     client = client_of(LOUD, model)
     first = noise_of(client, model)
     changed = {
-        "noise": replace(client, trainer=replace(client.trainer, defense=ClientDp(noise_multiplier=10.0))),
-        "clip": replace(client, trainer=replace(client.trainer, defense=replace(LOUD, clip_norm=0.5))),
+        "noise": altered(client, defense=ClientDp(noise_multiplier=10.0)),
+        "clip": altered(client, defense=replace(LOUD, clip_norm=0.5)),
         "data": replace(client, train=client.train.part(0, 39)),
         "name": replace(client, name="b"),
-        "training": replace(client, trainer=replace(client.trainer, local=LocalTraining(epochs=1, batch_size=12))),
+        "training": altered(client, local=LocalTraining(epochs=1, batch_size=12)),
     }
     assert alike(first, noise_of(client, model)) == pytest.approx(1)
     for name, other in changed.items():

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import unpack
-from leaktight.core.types import State
 from leaktight.engines.flower.server import play
 from leaktight.engines.inprocess import Reports, run
 from leaktight.engines.training import train
@@ -28,6 +27,7 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train
+from leaktight.fl.state import ClientState
 from leaktight.fl.wire import encode
 from leaktight.results.folder import open_run
 
@@ -82,12 +82,12 @@ def spied(federation: Federation) -> Iterator[Secrets]:
     """Secrets that fill up while the federation is played."""
     secrets, own_round = Secrets(), Client.train_round
 
-    def told(client: Client, request: Train, state: State | None) -> ClientRound:
+    def told(client: Client, request: Train, state: ClientState | None) -> ClientRound:
         done = own_round(client, request, state)
         figures = {name: value for name, value in done.report.items() if name.rpartition(".")[2] not in KNOWN}
         secrets.take(figures)
-        secrets.take(done.state["defense"])
-        secrets.take(done.state["params"])
+        secrets.take(done.state.defense)
+        secrets.take(done.state.params)
         secrets.take([rate for rate in done.truth().learning_rates if rate != request.learning_rate])
         secrets.take([client.rng.key, federation.rng.key])
         return done

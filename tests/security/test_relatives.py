@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.audit.scenes import small_experiment
+from tests.audits.scenes import small_experiment
 from tests.security.scan import ALIKE, Numbers
 from tests.security.scenes import Overheard, overhearing
 from torch import Tensor
 
-from leaktight.audit.attempt import finished
-from leaktight.audit.experiment import Site
-from leaktight.audit.plan import AttackEntry, Experiment
+from leaktight.audits.experiment import Site
+from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -115,13 +114,9 @@ def _noise(experiment: Experiment, seen: Observation) -> Tensor:
     """What was sent without what the same client sends undefended."""
     plain = experiment.attacked_federation(Defense(), 0)
     victim = experiment.victim(0)
-    server = plain.server
-    asked = Train(
-        seen.broadcast,
-        experiment.attacked.learning_rate,
-        server.aggregator.update_kind,
-        server.aggregator.loss_scale(server.sizes[victim], list(server.sizes.values())),
-    )
+    aggregator, sizes = plain.setup.aggregator, plain.sizes
+    scale = aggregator.loss_scale(sizes[victim], list(sizes.values()))
+    asked = Train(seen.broadcast, experiment.attacked.learning_rate, aggregator.update_kind, scale)
     clean = plain.client(victim).train_round(asked, None).trained.update.tensors
     return torch.cat([(tensor - clean[name]).reshape(-1) for name, tensor in seen.update.tensors.items()])
 
@@ -134,8 +129,8 @@ def audited(tmp_path: Path) -> tuple[Experiment, Walker]:
         walker = Walker(heard, lambda seen: _noise(experiment, seen), Loot())
         experiment = replace(experiment, attacks=(AttackEntry("walker", {}, walker),))
         spec = next(each for each in experiment.trials if each.defense.name == "noise" and each.trial == 0)
-        result = Site(experiment)({"id": spec.id})
-    assert finished(result)[0].error is None
+        result = Site(experiment)(spec.id, print)
+    assert result.trial.error is None
     return experiment, walker
 
 

@@ -19,9 +19,9 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Holding, Partition
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import evaluate
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation
+from leaktight.fl.local import evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -17,9 +17,9 @@ from leaktight.data.words.collections import Iiit5k
 from leaktight.data.words.images import decode_words
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.client import evaluate
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation
+from leaktight.fl.local import evaluate
 from leaktight.fl.protocol import ServerState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]

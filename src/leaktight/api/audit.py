@@ -9,8 +9,8 @@ from typing import Literal, Unpack
 
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Scenario, Source, configure
-from leaktight.audit.plan import Experiment
-from leaktight.audit.run import Watcher, run_audit
+from leaktight.audits.plan import Experiment
+from leaktight.audits.run import Watcher, run_audit
 from leaktight.config.audit import build_experiment, complete, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config
@@ -33,7 +33,7 @@ class PlannedAudit:
     @property
     def rounds(self) -> int:
         """How many rounds are trained for each defense before it is attacked; a trade-off trains all of them."""
-        every = self.experiment.federation.server.plan.rounds
+        every = self.experiment.federation.plan.rounds
         return every if self.command == "tradeoff" else self.experiment.rounds[-1]
 
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
@@ -45,7 +45,7 @@ class PlannedAudit:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
@@ -53,12 +53,12 @@ class PlannedAudit:
 
         workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
         """
-        runner, processes = parse_workers(workers)
+        executor, processes = parse_workers(workers)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             summary = run_audit(
                 self.experiment.keyed(folder.key),
                 folder,
-                runner=runner,
+                executor=executor,
                 scenario=self.facts,
                 command=called(folder, call or f"leaktight.{self.command}() in Python"),
                 weigh=self.command == "tradeoff",
@@ -97,7 +97,7 @@ def audit(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
@@ -108,8 +108,8 @@ def audit(
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
     adaptive: also attack each defense with attackers who know it. trials: victims for each attack on each defense.
     out: the folder of the results and of report.html (default: runs/audit-NNN); resume: go on with it.
-    workers: 1, in this process; more, so many worker processes (a script then needs `if __name__ == "__main__":`);
-    None, one per core; "ray" or "ray://host:port". No number depends on it.
+    workers: the number of worker processes; 0: this process does the work; None: one per core; or "ray", or
+    "ray://host:port". A script that starts processes needs `if __name__ == "__main__":`. No number depends on it.
     """
     planned = plan("audit", config, adaptive=adaptive, trials=trials, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
@@ -122,7 +122,7 @@ def tradeoff(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Method
-from leaktight.audit.run import Watcher
+from leaktight.audits.run import Watcher
 from leaktight.config.inspect import Prepared, Request, prepare
 from leaktight.config.tables import Table, as_list
 from leaktight.core.errors import UsageError, suggestion
@@ -19,7 +19,7 @@ from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode, Params
-from leaktight.inspect.run import run_inspection
+from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Summary
 
@@ -42,17 +42,17 @@ class PlannedInspection:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
         """Run what is missing of it in the folder `path`, write its report, and give its summary."""
-        runner, _ = parse_workers(workers)
+        executor, _ = parse_workers(workers)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,
-                runner=runner,
+                executor=executor,
                 scenario=self.prepared.facts,
                 command=called(folder, call or "leaktight.inspect() in Python"),
                 watcher=watcher,
@@ -124,7 +124,7 @@ def inspect(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **capture: Unpack[Capture],
 ) -> Summary:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
-from leaktight.engines.cluster import run_on_ray
-from leaktight.engines.tasks import Runner, run_locally
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
+from leaktight.runtime.cluster import Ray
+from leaktight.runtime.executor import Executor
+from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
-PRELOAD = "leaktight.audit.preload"
+_PRELOAD = (  # what trials import only when they need it: scores, matches, traced graphs
+    "scipy.optimize",
+    "torch._functorch.compile_utils",
+    "torch.fx.experimental.proxy_tensor",
+    "torchmetrics.functional.image",
+)
 
 
 def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:
@@ -22,17 +27,21 @@ def run_path(command: str, record: str, out: Path | str | None, *, resume: bool)
     return latest_folder(RUNS, command, record) if resume else next_folder(RUNS, command)
 
 
-def parse_workers(workers: int | str | None) -> tuple[Runner, int | None]:
-    """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port"."""
-    local = partial(run_locally, preload=PRELOAD)
+def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
+    """Who runs the trials, and how many processes train.
+
+    workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
+    """
     if workers is None:
-        return local, None
+        return Processes(preload=_PRELOAD), None
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
-        return partial(run_on_ray, address=None if text == "ray" else text), None
-    if not text.isdigit() or int(text) < 1:
+        return Ray(None if text == "ray" else text), None
+    if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
-    return partial(local, workers=int(text)), int(text)
+    if int(text) == 0:
+        return Alone(), 1
+    return Processes(int(text), _PRELOAD), int(text)
 
 
 def called(folder: RunFolder, call: str) -> str:

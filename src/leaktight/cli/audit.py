@@ -42,7 +42,7 @@ def command(
 
     from leaktight.api.audit import plan
     from leaktight.api.runs import parse_workers
-    from leaktight.audit.run import check_something_ran
+    from leaktight.audits.run import check_something_ran
     from leaktight.cli.audit_display import AuditDisplay, announce, print_audit
     from leaktight.cli.console import called, print_json, resumable, say
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
-from leaktight.audit.plan import Experiment
-from leaktight.audit.run import Watcher
+from leaktight.audits.plan import Experiment
+from leaktight.audits.run import Watcher
 from leaktight.cli.console import say
 from leaktight.cli.display import MISSING, progress_bars, shown
 from leaktight.report.words import defense_words, fact

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from leaktight.api.inspect import PlannedInspection
 from leaktight.api.runs import parse_workers
-from leaktight.audit.run import check_something_ran
+from leaktight.audits.run import check_something_ran
 from leaktight.cli.audit_display import VERDICTS, AuditDisplay
 from leaktight.cli.console import called, print_json, resumable, say
 from leaktight.cli.display import shown

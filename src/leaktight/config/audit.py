@@ -14,8 +14,8 @@ from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.audit.plan import AttackEntry, Entry, Experiment, named
-from leaktight.audit.settings import AuditSettings
+from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
+from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.scenario import build_federation
 from leaktight.config.settings import Config
@@ -132,7 +132,6 @@ def _names(methods: Sequence[Any]) -> list[str]:
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     """The scenario in plain words."""
     federation = experiment.federation
-    server = federation.server
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
         "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
@@ -140,16 +139,16 @@ def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
         "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "
         f"weights: {config.model.init}, {config.model.mode} mode",
         "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "
-        f"{server.plan.per_round or len(federation.shares)} in a round, {kind_of(config.aggregator)}",
+        f"{federation.plan.per_round or len(federation.shares)} in a round, {kind_of(config.aggregator)}",
         "attacked update": _local_words(experiment.attacked, federation),
-        "local": _local_words(server.local, federation),
+        "local": _local_words(federation.trainer.local, federation),
         "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
         "trials": experiment.settings.trials,
     }
 
 
 def _local_words(local: LocalTraining, federation: Federation) -> str:
-    sizes = federation.server.sizes.values()
+    sizes = federation.sizes.values()
     used = [min(local.samples or size, size) for size in (min(sizes), max(sizes))]
     steps = [local.num_steps(size) for size in (min(sizes), max(sizes))]
     return (

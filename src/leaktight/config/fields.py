@@ -155,12 +155,12 @@ def words(field: Field) -> str:
 
 def describe() -> dict[str, dict[str, dict[str, Field]]]:
     """What `fields.json` has to say, from the methods themselves."""
-    from leaktight.audit.settings import AuditSettings
+    from leaktight.audits.settings import AuditSettings
     from leaktight.config.catalogue import CATALOGUE
     from leaktight.core.threat import ThreatModel
     from leaktight.core.training import LocalTraining
     from leaktight.fl.consent import Consent
-    from leaktight.fl.protocol import FederationPlan
+    from leaktight.fl.plan import FederationPlan
     from leaktight.guard import BroadcastGuard
 
     tables = {

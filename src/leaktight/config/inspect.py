@@ -15,7 +15,7 @@ from leaktight.attacks.labels.rules import rule_for
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.audit.plan import AttackEntry, named
+from leaktight.audits.plan import AttackEntry, named
 from leaktight.config.audit import CONTROLS, is_small
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.settings import model_source
@@ -28,10 +28,10 @@ from leaktight.core.tensors import digest
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode, Params
 from leaktight.data.dataset import data_root
-from leaktight.inspect.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
-from leaktight.inspect.checks import looks_of
-from leaktight.inspect.files import Held, TrueExamples, held, read_truth
-from leaktight.inspect.inspection import Inspection
+from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
+from leaktight.inspections.checks import looks_of
+from leaktight.inspections.files import Held, TrueExamples, held, read_truth
+from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
 
 WHERE = "leaktight inspect"

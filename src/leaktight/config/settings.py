@@ -14,7 +14,7 @@ from typing import Literal
 import tomli_w
 from torch import nn
 
-from leaktight.audit.settings import AuditSettings
+from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, MODELS, PARTITIONS
 from leaktight.config.tables import Table, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of
@@ -27,7 +27,7 @@ from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.defenses.stack import Stack
 from leaktight.fl.consent import Consent
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
 from leaktight.guard import BroadcastGuard
 from leaktight.models.source import ModelSource
 from leaktight.models.user import GivenModel, UserModel

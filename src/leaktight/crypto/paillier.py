@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from leaktight.core.processes import available_cores, in_worker
 from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import Cipher, Keys, Noise, Sealed, Values, WrongKeyError
 from leaktight.crypto.packing import Slots
 from leaktight.crypto.paillier_keys import LEAST_BITS, PublicKey, SecretKey
+from leaktight.runtime.processes import available_cores, in_worker
 
 _MOST_WIDTH = 62  # bits of a slot: sums are counted in int64
 

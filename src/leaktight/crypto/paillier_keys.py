@@ -28,9 +28,10 @@ from itertools import chain
 from types import ModuleType
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.processes import run_all
 from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import CipherError, CiphertextError, WrongKeyError
+from leaktight.runtime.executor import Tell
+from leaktight.runtime.processes import run_all
 
 LEAST_BITS = 2048
 _WINDOW = 8  # bits of the exponent that one entry of the table covers
@@ -183,7 +184,7 @@ class SecretKey:
         return cls(p, q, PublicKey(p * q, base))
 
 
-def _encrypt(job: tuple[PublicKey, list[int], list[int]], tell: object) -> list[int]:
+def _encrypt(job: tuple[PublicKey, list[int], list[int]], tell: Tell[object]) -> list[int]:
     """Encrypt messages with given exponents, in one process."""
     key, messages, exponents = job
     gmp = _gmpy2()

@@ -15,8 +15,8 @@ from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.client import Client
-from leaktight.fl.consent import NOTHING_YET
 from leaktight.fl.messages import Evaluate, Evaluated
+from leaktight.fl.state import ClientState, Conduct
 from leaktight.models.keylock import LOCK, Blocks, lock_blocks, normalise_blocks
 
 LockContent = Literal["own", "random_key", "wrong_key", "random", "zero"]
@@ -74,7 +74,7 @@ class FedKl(Defense):
 
 
 def score_keys(
-    client: Client, broadcast: Broadcast, states: Mapping[str, State], *, rng: Rng
+    client: Client, broadcast: Broadcast, states: Mapping[str, ClientState], *, rng: Rng
 ) -> dict[LockContent, Evaluated]:
     """The test score of the global model at `client`, by the content of its lock.
 
@@ -88,10 +88,10 @@ def score_keys(
     own = states[client.name]
     fresh = _fresh_parts(client, rng)
     other = next(name for name in sorted(states) if name != client.name)
-    by_content: dict[LockContent, State] = {
+    by_content: dict[LockContent, ClientState] = {
         "own": _with(own),
         "random_key": _with(own, buffers=_keys(fresh["buffers"])),
-        "wrong_key": _with(own, buffers=_keys(states[other]["buffers"])),
+        "wrong_key": _with(own, buffers=_keys(states[other].buffers)),
         "random": _with(own, buffers=_keys(fresh["buffers"]), params=fresh["params"]),
         "zero": _with(own, params={name: torch.zeros_like(lock) for name, lock in fresh["params"].items()}),
     }
@@ -114,14 +114,14 @@ def _fresh_parts(client: Client, rng: Rng) -> dict[str, Params]:
     return {"params": _locks(parameters_of(model)), "buffers": buffers_of(model)}
 
 
-def _with(state: State, *, params: Params | None = None, buffers: Params | None = None) -> State:
+def _with(state: ClientState, *, params: Params | None = None, buffers: Params | None = None) -> ClientState:
     """The client's state with other private parameters and buffers."""
-    return {
-        **state,
-        "conduct": NOTHING_YET,  # allows a score for each key
-        "params": {**state["params"], **(params or {})},
-        "buffers": {**state["buffers"], **(buffers or {})},
-    }
+    return replace(
+        state,
+        conduct=Conduct(),  # allows a score for each key
+        params={**state.params, **(params or {})},
+        buffers={**state.buffers, **(buffers or {})},
+    )
 
 
 def _locks(tensors: Params) -> dict[str, torch.Tensor]:

@@ -18,9 +18,8 @@ from leaktight.core.tasks import Classification, Penalised, Task, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Params, State, Update, UpdateKind
-from leaktight.fl.client import Meter
 from leaktight.fl.consent import request_digest
-from leaktight.fl.local import Trainer, batch_loss, per_example_gradients, timed
+from leaktight.fl.local import Meter, Trainer, batch_loss, per_example_gradients, timed
 
 
 def wrap(

@@ -9,12 +9,15 @@ from typing import TypeAlias
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.rng import global_seed
 from leaktight.core.training import Constant
-from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, State, Truth, Update
-from leaktight.engines.workers import Job, Workers, available_cores, open_workers
-from leaktight.fl.client import Client, evaluate
-from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, Truth, Update
+from leaktight.fl.client import Client
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.local import evaluate
 from leaktight.fl.messages import Ask, Declined, Evaluated, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.protocol import RoundOutcome, carry, federate
+from leaktight.fl.state import ClientState
+from leaktight.runtime.executor import Tell, Workers, in_order
+from leaktight.runtime.processes import on_this_machine, one_thread
 
 Reports: TypeAlias = Mapping[str, Mapping[str, float]]
 """What clients measured about themselves in a round, by client. It reaches the run's files beside the messages."""
@@ -23,39 +26,70 @@ AfterRound: TypeAlias = Callable[[RoundOutcome, FederationState], None]
 Told: TypeAlias = Callable[[Reports], None]
 
 SCORE_CHUNK = 1000
-_NO_MODEL = Broadcast({}, {}, 0)
 
 
 @dataclass(frozen=True)
-class Site:
-    """What every worker process holds: all clients with their data, and the server's test set.
+class ClientJob:
+    """A request to a client and the state that it answers from. record: whether the truth behind an update is kept."""
 
-    What comes of a job is the client's reply and, beside it, what only the simulation may know: its new state, the
-    truth behind its update, its report about itself, and why it declined.
+    client: str
+    request: Request
+    state: ClientState | None
+    record: bool
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """Score a model on examples `start` to `stop` of the server's test set."""
+
+    model: Broadcast
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class JobDone:
+    """A client's reply or a score and, beside it, what only the simulation may know.
+
+    state: the client's own after the request. report: what it measured about itself. error: why it declined.
     """
+
+    reply: Reply
+    state: ClientState | None = None
+    truth: Truth | None = None
+    report: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+RoundWorkers: TypeAlias = Workers[ClientJob | ScoreJob, object, JobDone]
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """The work of a round. A worker process holds all clients with their data, and the server's test set."""
 
     federation: Federation
 
-    def __call__(self, params: Params, buffers: Params, job: Job) -> Job:
-        if "score" in job:
-            part = self.federation.dataset.test.part(*job["score"])
-            with global_seed(self.federation.rng.child("score", *job["score"])):
-                return {"score": evaluate(self.federation.trainer, params, buffers, part)}
-        client = self.federation.client(job["client"])
-        return self._handle(client, with_model(job["request"], params, buffers), job)
+    def __call__(self, job: ClientJob | ScoreJob, tell: Tell[object]) -> JobDone:
+        return self._score(job) if isinstance(job, ScoreJob) else answered(self.federation.client(job.client), job)
 
-    def _handle(self, client: Client, request: Request, job: Job) -> Job:
-        try:
-            if isinstance(request, Train):
-                done = client.train_round(request, job["state"])
-                truth = done.truth() if job["record"] else None
-                return {"reply": done.trained, "state": done.state, "truth": truth, "report": dict(done.report)}
-            reply, state = client.handle(request, job["state"])
-            return {"reply": reply, "state": state}
-        except UsageError:
-            raise
-        except LeaktightError as error:
-            return {"reply": Declined(), "state": _after_failure(client, request, job["state"]), "error": str(error)}
+    def _score(self, job: ScoreJob) -> JobDone:
+        part = self.federation.dataset.test.part(job.start, job.stop)
+        with global_seed(self.federation.rng.child("score", job.start, job.stop)):
+            return JobDone(evaluate(self.federation.trainer, job.model.params, job.model.buffers, part))
+
+
+def answered(client: Client, job: ClientJob) -> JobDone:
+    """A client's answer; an error that is not the user's is a client that declines."""
+    try:
+        if isinstance(job.request, Train):
+            done = client.train_round(job.request, job.state)
+            return JobDone(done.trained, done.state, done.truth() if job.record else None, done.report)
+        return JobDone(*client.handle(job.request, job.state))
+    except UsageError:
+        raise
+    except LeaktightError as error:
+        return JobDone(Declined(), _after_failure(client, job), error=str(error))
 
 
 def run(
@@ -77,9 +111,9 @@ def run(
     measured about themselves, which no message holds. record: called with the round's trace, truth included.
     until: the first round that is not played (None: none). score: whether models are scored as the plan says.
     """
-    state = state or first_state(federation)
-    with open_workers(Site(federation), workers or available_cores()) as pool:
-        carrier = Carrier(federation, pool, dict(state.clients), after_client, record is not None)
+    state = state or federation.first_state()
+    with one_thread(), on_this_machine(workers).start(RoundWork(federation)) as started:
+        carrier = Carrier(federation, started, dict(state.clients), after_client, record is not None)
 
         def finished(outcome: RoundOutcome) -> None:
             if record is not None:
@@ -103,77 +137,52 @@ class Carrier:
     """Moves requests to the workers and replies back, and keeps each client's state in between."""
 
     federation: Federation
-    pool: Workers
-    states: dict[str, State] = field(default_factory=dict)
+    workers: RoundWorkers
+    states: dict[str, ClientState] = field(default_factory=dict)
     after_client: Callable[[], None] = lambda: None
     recording: bool = False
     truths: Mapping[str, Truth] = field(default_factory=dict)
     reports: Reports = field(default_factory=dict)
 
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
-        results: dict[str, Job] = {}
-        for broadcast, names in _by_broadcast(requests):
-            jobs = [self._job(name, requests[name]) for name in names]
-            done = self.pool.run(broadcast.params, broadcast.buffers, jobs, self.after_client)
-            results |= dict(zip(names, done, strict=True))
+        names = sorted(requests)
+        jobs = [ClientJob(name, requests[name], self.states.get(name), self.recording) for name in names]
+        done = self.workers.run(jobs, shared=_models(requests))
+        results = dict(zip(names, in_order(done, lambda place, result: self.after_client()), strict=True))
         if any(isinstance(request, Train) for request in requests.values()):
-            trained = {name: result for name, result in results.items() if isinstance(result["reply"], Trained)}
-            self.reports = {name: result["report"] for name, result in trained.items()}
-            self.truths = {name: result["truth"] for name, result in trained.items()} if self.recording else {}
-        self.states |= {name: result["state"] for name, result in results.items() if result["state"] is not None}
-        return {name: _outcome(results[name]) for name in sorted(results)}
-
-    def _job(self, client: str, request: Request) -> Job:
-        return {
-            "client": client,
-            "request": without_model(request),
-            "state": self.states.get(client),
-            "record": self.recording,
-        }
+            trained = {name: result for name, result in results.items() if isinstance(result.reply, Trained)}
+            self.reports = {name: result.report for name, result in trained.items()}
+            self.truths = {name: result.truth for name, result in trained.items() if result.truth is not None}
+        self.states |= {name: result.state for name, result in results.items() if result.state is not None}
+        return {name: _outcome(result) for name, result in results.items()}
 
     def score(self, params: Params, buffers: Params) -> Evaluated:
-        total = len(self.federation.dataset.test)
-        chunks = [{"score": [start, min(start + SCORE_CHUNK, total)]} for start in range(0, total, SCORE_CHUNK)]
-        scores: list[Evaluated] = [done["score"] for done in self.pool.run(params, buffers, chunks, lambda: None)]
+        model, total = Broadcast(params, buffers, 0), len(self.federation.dataset.test)
+        jobs = [ScoreJob(model, start, min(start + SCORE_CHUNK, total)) for start in range(0, total, SCORE_CHUNK)]
+        done = in_order(self.workers.run(jobs, shared=[model]))
+        scores = [each.reply for each in done if isinstance(each.reply, Evaluated)]
         return sum(scores[1:], scores[0])
 
 
-def _after_failure(client: Client, request: Request, state: State | None) -> State | None:
+def _models(requests: Mapping[str, Request]) -> list[Broadcast]:
+    """What is sent to the clients: one model, unless a server treats them differently."""
+    sent = [request.broadcast for request in requests.values() if not isinstance(request, Ask)]
+    return list({id(broadcast): broadcast for broadcast in sent}.values())
+
+
+def _after_failure(client: Client, job: ClientJob) -> ClientState | None:
     try:
-        return client.marked(request, state)
+        return client.marked(job.request, job.state)
     except LeaktightError:
-        return state
+        return job.state
 
 
-def _outcome(result: Job) -> Outcome:
+def _outcome(result: JobDone) -> Outcome:
     """The reply of a client; who runs a simulation may also know why one declined."""
-    reply: Reply = result["reply"]
-    return Failed(result["error"]) if isinstance(reply, Declined) else reply
-
-
-def _by_broadcast(requests: Mapping[str, Request]) -> list[tuple[Broadcast, list[str]]]:
-    """Clients grouped by the model sent to them (one group, unless a server treats clients differently)."""
-    groups: dict[int, tuple[Broadcast, list[str]]] = {}
-    for name, request in sorted(requests.items()):
-        broadcast = _NO_MODEL if isinstance(request, Ask) else request.broadcast
-        groups.setdefault(id(broadcast), (broadcast, []))[1].append(name)
-    return list(groups.values())
-
-
-def without_model(request: Request) -> Request:
-    """The request without its model, which travels once for all clients."""
-    return request if isinstance(request, Ask) else with_model(request, {}, {})
-
-
-def with_model(request: Request, params: Params, buffers: Params) -> Request:
-    """The request with this model in it."""
-    if isinstance(request, Ask):
-        return request
-    return replace(request, broadcast=replace(request.broadcast, params=params, buffers=buffers))
+    return Failed(result.error) if isinstance(result.reply, Declined) else result.reply
 
 
 def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, Truth]) -> RoundTrace:
-    server = federation.server
     examples = [update.num_examples for update in outcome.updates.values()]
     known = [number for number in examples if number is not None]
     return RoundTrace(
@@ -187,8 +196,8 @@ def _trace(federation: Federation, outcome: RoundOutcome, truths: Mapping[str, T
             num_examples=sum(known) if len(known) == len(examples) else None,
             buffers=outcome.state.buffers,
         ),
-        local=replace(server.local, learning_rate=outcome.learning_rate, schedule=Constant()),
-        defense=server.defense,
+        local=replace(federation.trainer.local, learning_rate=outcome.learning_rate, schedule=Constant()),
+        defense=federation.setup.defense,
         mode=federation.trainer.mode,
         inputs=federation.dataset.inputs,
         num_classes=federation.dataset.num_classes,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, Protocol
 
 import safetensors.torch
 
 from leaktight.core.files import write_atomically
 from leaktight.core.tensors import digest
-from leaktight.core.types import State
 from leaktight.engines import inprocess
 from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
-from leaktight.fl.client import overall
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.fl.protocol import RoundOutcome, ServerState
+from leaktight.fl.local import overall
+from leaktight.fl.protocol import RoundOutcome
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Round, TrainingSummary
 
@@ -135,18 +133,12 @@ def _defense_figures(rows: list[Round]) -> dict[str, float]:
     return {"share_of_time": spent / whole, "seconds_per_step": spent / steps, **means}
 
 
-def stored_state(state: FederationState) -> State:
-    """All that changes, as `fl.checkpoint` stores it."""
-    server = {field.name: getattr(state.server, field.name) for field in fields(state.server)}
-    return {"server": server, "clients": state.clients}
-
-
 def _store(folder: RunFolder, state: FederationState, rows: list[Round]) -> None:
     """The server's checkpoint, and beside it what only clients and the simulation's judge may know.
 
     The private file comes first and bears its round: a run that ends between the two goes on from the old pair.
     """
-    stored = stored_state(state)
+    stored = state.stored()
     private = {"clients": stored["clients"], "figures": [row.model_dump(include=_JUDGED) for row in rows]}
     public = [row.model_dump(exclude=_JUDGED) for row in rows]
     save_checkpoint(folder.private(len(rows)), private)
@@ -163,9 +155,4 @@ def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Round]]:
     private = load_checkpoint(folder.private(len(stored["rows"])))
     pairs = zip(stored["rows"], private["figures"], strict=True)
     rows = [Round.model_validate({**row, **figures}) for row, figures in pairs]
-    return restored_state({"server": stored["server"], "clients": private["clients"]}), rows
-
-
-def restored_state(stored: Mapping[str, Any]) -> FederationState:
-    """The inverse of `stored_state`."""
-    return FederationState(ServerState(**stored["server"]), stored["clients"])
+    return FederationState.restored({"server": stored["server"], "clients": private["clients"]}), rows

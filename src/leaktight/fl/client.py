@@ -5,56 +5,26 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.kernels import first_derivatives_only
-from leaktight.core.protocols import Aggregator, ClientFacts, Guard, Member, Report, RoundPlan
+from leaktight.core.protocols import ClientFacts, Guard, Member, Report, RoundPlan
 from leaktight.core.rng import Rng, secret_model
-from leaktight.core.tasks import correct_examples, example_losses
 from leaktight.core.tensors import buffers_of, cloned, digest, first_non_finite, parameters_of
 from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Truth, Update
-from leaktight.fl.consent import NOTHING_YET, Agreement, check_counted, request_digest
-from leaktight.fl.local import LocalResult, Trainer, local_update, plan_batches, silent, timed
+from leaktight.fl.consent import Agreement, request_digest
+from leaktight.fl.local import LocalResult, Meter, Trainer, evaluate, local_update, plan_batches, silent, timed
 from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Reply, Request, Train, Trained
-from leaktight.models.surgery import mode_of
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import ClientState
 
 PROBED_EXAMPLES = 64
 """How many of its own images a client shows to its guard."""
-
-
-class Meter:
-    """Collects what methods report and gives one figure of each name: `overall`, or the sum of `*_seconds`."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = defaultdict(list)
-
-    def __call__(self, name: str, value: float) -> None:
-        self.values[name].append(value)
-
-    def figures(self) -> dict[str, float]:
-        return {
-            name: sum(values) if name.endswith("_seconds") else overall(name, values)
-            for name, values in self.values.items()
-        }
-
-
-def overall(name: str, values: Sequence[float]) -> float:
-    """One figure for several steps, clients or rounds: the mean; of a privacy budget the largest, for it is a bound.
-
-    >>> overall("epsilon", [1.0, 3.0]), overall("norm", [1.0, 3.0])
-    (3.0, 2.0)
-    """
-    if name.rpartition(".")[2].startswith(("epsilon", "delta")):
-        return max(values)
-    return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -66,7 +36,7 @@ class ClientRound:
 
     trained: Trained
     truth: Callable[[], Truth]
-    state: State
+    state: ClientState
     report: Mapping[str, float]
 
 
@@ -74,10 +44,9 @@ class ClientRound:
 class Client:
     """One participant. Its state (None before the first request) is kept by whoever carries the requests.
 
-    The state holds the defense's, the aggregator's and the guard's own memory, the parameters and buffers that the
-    defense withholds from the server, and the client's conduct: what it has answered so far. Everything secret of a
-    round is drawn from a stream that hangs on the round, on what was asked and on what the client brings, so that no
-    secret comes twice. agreement: what the client answers; every request is checked against it.
+    setup: what all participants have in common. agreement: what the client answers; every request is checked against
+    it. Everything secret of a round is drawn from a stream that hangs on the round, on what was asked and on what the
+    client brings, so that no secret comes twice.
 
     Where the defense promises differential privacy, no batch statistics are sent, the guard sees none of the client's
     images, and training that fails or overflows counts as no change: whether there is an answer tells nothing.
@@ -86,15 +55,18 @@ class Client:
     name: str
     train: Examples
     validation: Examples
-    trainer: Trainer
-    aggregator: Aggregator
+    setup: Setup
     rng: Rng
     test: Examples | None = None
     guard: Guard | None = None
     agreement: Agreement = Agreement()
 
     def __post_init__(self) -> None:
-        check_counted(self.trainer.defense, self.aggregator, self.agreement.scores_on)
+        self.setup.check_counted(self.agreement.scores_on)
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.setup.trainer
 
     @property
     def brings(self) -> str:
@@ -108,7 +80,7 @@ class Client:
         kinds = {str(target) for target in self.train.targets.tolist()}
         return ClientFacts(self.name, len(self.train), len(kinds))
 
-    def handle(self, request: Request, state: State | None) -> tuple[Reply, State]:
+    def handle(self, request: Request, state: ClientState | None) -> tuple[Reply, ClientState]:
         """Answer one request, or raise an error, which whoever carries requests answers with `Declined`."""
         if isinstance(request, Train):
             done = self.train_round(request, state)
@@ -119,104 +91,114 @@ class Client:
             return self._score(trainer, request, state), state
         return self._answer(request, trainer, state)
 
-    def marked(self, request: Request, state: State | None) -> State:
+    def marked(self, request: Request, state: ClientState | None) -> ClientState:
         """The state after a request that was admitted and could not be answered: it cannot be asked again.
 
         `RefusedError` where it is not admitted.
         """
         return self._conducted(request, self._begin(None)[1] if state is None else state)
 
-    def train_round(self, request: Train, state: State | None) -> ClientRound:
+    def train_round(self, request: Train, state: ClientState | None) -> ClientRound:
         """One round of local training: check, plan, train, defend, and keep what is private."""
         start, report = time.perf_counter(), Meter()
         trainer, state = self._begin(state, report)
         state = self._conducted(request, state)
         trainer, state = self._receive(request.broadcast, trainer, state, report)
-        here, asked = self.rng.child("round", request.broadcast.round), _digest_of(request, self.brings)
+        here, asked = self.rng.child("round", request.broadcast.round), self._digest_of(request)
         rng = here.child("defense", asked)
-        params, buffers = _own(request.broadcast, state)
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"))
-        plan = RoundPlan(
-            request.broadcast.round,
-            (request.learning_rate,) * len(steps),
-            request.loss_scale,
-            trainer.local.steps_per_epoch(len(self.train)),
-        )
+        plan = self._plan(request, len(steps))
         with timed(report):
-            plan, memory = trainer.defense.on_round(plan, state["defense"], rng=rng.child("round"), report=report)
+            plan, memory = trainer.defense.on_round(plan, state.defense, rng=rng.child("round"), report=report)
+        params, buffers = _own(request.broadcast, state)
         batches = (self.train.batch(chosen[step]) for step in steps)
         with secret_model(here.child("model", asked)):
             result = _trained(trainer, params, buffers, batches, plan, memory, rng=rng, report=report)
-        update = Update(
-            tensors=_shared(result.update(params, request.kind), request.broadcast.params),
-            kind=request.kind,
-            num_examples=len(chosen),
-            buffers=None if trainer.defense.private else _shared(result.buffers, request.broadcast.buffers),
+        update, memory = self._defended(request, result, params, len(chosen), rng=rng, report=report)
+        kept = {name: tensor for name, tensor in result.params.items() if name not in update.tensors}
+        state = replace(
+            state, defense=memory, params=kept, buffers=_withheld(result.buffers, update, request.broadcast)
         )
-        if trainer.defense.private and first_non_finite(update.tensors) is not None:
-            update = replace(update, tensors={name: torch.zeros_like(each) for name, each in update.tensors.items()})
-        with timed(report):
-            update, memory = trainer.defense.on_update(
-                update, result.state, rng=rng.child("update", request.kind), report=report
-            )
-        self._check(update)
-        self.agreement.check_budget(trainer.defense, memory)
-        kept = {
-            "params": {name: tensor for name, tensor in result.params.items() if name not in update.tensors},
-            "buffers": _withheld(result.buffers, update, request.broadcast),
-        }
         if self.guard is not None:
-            state = {**state, "guard": self.guard.after(update, request.broadcast, state["guard"])}
-        update, aggregator = self.aggregator.on_update(
+            state = replace(state, guard=self.guard.after(update, request.broadcast, state.guard))
+        update, memory = self.setup.aggregator.on_update(
             update,
-            state["aggregator"],
-            self._member(trainer, kept["params"], kept["buffers"], rng=here.child("member", asked)),
+            state.aggregator,
+            self._member(trainer, state, rng=here.child("member", asked)),
             broadcast=request.broadcast,
             rng=here.child("aggregator", asked),
         )
+        measured = {"loss": float(result.losses.mean()), "seconds": time.perf_counter() - start}
         return ClientRound(
             Trained(self._needed(update)),
             lambda: Truth(self.train.batch(chosen), steps, plan.learning_rates),
-            {**state, "defense": memory, "aggregator": aggregator, **kept},
-            {
-                **report.figures(),
-                "loss": float(result.losses.mean()),
-                "seconds": time.perf_counter() - start,
-                "steps": float(len(steps)),
-            },
+            replace(state, aggregator=memory),
+            {**report.figures(), **measured, "steps": float(len(steps))},
         )
 
-    def _conducted(self, request: Request, state: State) -> State:
+    def _plan(self, request: Train, steps: int) -> RoundPlan:
+        rates = (request.learning_rate,) * steps
+        epoch = self.trainer.local.steps_per_epoch(len(self.train))
+        return RoundPlan(request.broadcast.round, rates, request.loss_scale, epoch)
+
+    def _digest_of(self, request: Train) -> str:
+        sent = request.broadcast
+        return request_digest(sent.params, sent.buffers, request.learning_rate, request.loss_scale, self.brings)
+
+    def _defended(
+        self, request: Train, result: LocalResult, params: Params, count: int, *, rng: Rng, report: Report
+    ) -> tuple[Update, State]:
+        """What the defense lets out of a round with so many examples, and what it remembers."""
+        sent, defense = request.broadcast, self.setup.defense
+        update = Update(
+            tensors=_shared(result.update(params, request.kind), sent.params),
+            kind=request.kind,
+            num_examples=count,
+            buffers=None if defense.private else _shared(result.buffers, sent.buffers),
+        )
+        if defense.private and first_non_finite(update.tensors) is not None:
+            update = replace(update, tensors={name: torch.zeros_like(each) for name, each in update.tensors.items()})
+        with timed(report):
+            update, memory = defense.on_update(
+                update, result.state, rng=rng.child("update", request.kind), report=report
+            )
+        name = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})
+        if name is not None:
+            raise LeaktightError(
+                f"the update of {name!r} is not finite; nothing was sent; lower local.learning_rate or check the data"
+            )
+        self.agreement.check_budget(defense, memory)
+        return update, memory
+
+    def _conducted(self, request: Request, state: ClientState) -> ClientState:
         """The state with the client's conduct after this request; `RefusedError` where it must not be answered."""
-        agreed = parameters_of(self.trainer.model), buffers_of(self.trainer.model)
-        conduct = self.agreement.admit(request, state["conduct"], self.aggregator, self.trainer.defense, *agreed)
-        return {**state, "conduct": conduct}
+        return replace(state, conduct=self.agreement.admit(request, state.conduct, self.setup))
 
     def _needed(self, update: Update) -> Update:
         """The update without what the aggregator does not need."""
-        needs = self.aggregator.needs
+        needs = self.setup.aggregator.needs
         return replace(
             update,
             num_examples=update.num_examples if "num_examples" in needs else None,
             metrics={name: value for name, value in update.metrics.items() if name in needs},
         )
 
-    def _answer(self, request: Ask, trainer: Trainer, state: State) -> tuple[Answered, State]:
-        question, to = request.question, request.to
-        rng = self.rng.child("ask", to, question.kind)
-        if to == "aggregator":
-            member = self._member(trainer, state["params"], state["buffers"], rng=rng.child("member"))
-            answer, memory = self.aggregator.answer(question, state["aggregator"], member, rng=rng)
-            listed = self.aggregator.questions
+    def _answer(self, request: Ask, trainer: Trainer, state: ClientState) -> tuple[Answered, ClientState]:
+        question, setup = request.question, self.setup
+        rng = self.rng.child("ask", request.to, question.kind)
+        if request.to == "aggregator":
+            member = self._member(trainer, state, rng=rng.child("member"))
+            answer, memory = setup.aggregator.answer(question, state.aggregator, member, rng=rng)
+            listed, state = setup.aggregator.questions, replace(state, aggregator=memory)
         else:
-            answer, memory = trainer.defense.answer(question, state["defense"], self.facts, rng=rng)
-            listed = trainer.defense.questions
+            answer, memory = setup.defense.answer(question, state.defense, self.facts, rng=rng)
+            listed, state = setup.defense.questions, replace(state, defense=memory)
         fields = listed[question.kind.partition("/")[0]].answer
         if set(answer) != set(fields):
             raise LeaktightError(f"the answer to {question.kind!r} has fields that are not listed; nothing was sent")
-        return Answered(answer), {**state, to: memory}
+        return Answered(answer), state
 
-    def _begin(self, state: State | None, report: Report = silent) -> tuple[Trainer, State]:
+    def _begin(self, state: ClientState | None, report: Report = silent) -> tuple[Trainer, ClientState]:
         """The client's own network and state; made at the first request."""
         model, facts = copy.deepcopy(self.trainer.model), self.facts
         with timed(report):
@@ -224,33 +206,31 @@ class Client:
         trainer = replace(self.trainer, model=model)
         if state is not None:
             return trainer, state
-        return trainer, {
-            "defense": memory,
-            "aggregator": {},
-            "params": cloned(_gained(parameters_of(model), parameters_of(self.trainer.model))),
-            "buffers": cloned(_gained(buffers_of(model), buffers_of(self.trainer.model))),
-            "conduct": NOTHING_YET,
-            "guard": {},
-        }
+        return trainer, ClientState(
+            defense=memory,
+            params=cloned(_gained(parameters_of(model), parameters_of(self.trainer.model))),
+            buffers=cloned(_gained(buffers_of(model), buffers_of(self.trainer.model))),
+        )
 
-    def _receive(self, broadcast: Broadcast, trainer: Trainer, state: State, report: Report) -> tuple[Trainer, State]:
+    def _receive(
+        self, broadcast: Broadcast, trainer: Trainer, state: ClientState, report: Report
+    ) -> tuple[Trainer, ClientState]:
         """Let the guard look at what the server sent; then take the network, if the server hands out another."""
-        state = {**state, "guard": self._guarded(broadcast, state, report)}
+        state = replace(state, guard=self._guarded(broadcast, state, report))
         if broadcast.model is None:
             return trainer, state
         model = copy.deepcopy(broadcast.model)
         model, _ = self.trainer.defense.start(model, self.facts, rng=self.rng.child("defense", "start"))
         return replace(trainer, model=model), state
 
-    def _guarded(self, broadcast: Broadcast, state: State, report: Report) -> State:
+    def _guarded(self, broadcast: Broadcast, state: ClientState, report: Report) -> State:
         """What the guard remembers after this model, or `RefusedError`."""
         if self.guard is None:
-            memory: State = state["guard"]
-            return memory
+            return state.guard
         some = None if self.trainer.defense.private else self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
-        return self.guard.admit(broadcast, self.trainer.model, some, state["guard"], report=report)
+        return self.guard.admit(broadcast, self.trainer.model, some, state.guard, report=report)
 
-    def _score(self, trainer: Trainer, request: Evaluate, state: State) -> Evaluated:
+    def _score(self, trainer: Trainer, request: Evaluate, state: ClientState) -> Evaluated:
         examples = self.validation if request.on == "validation" else self.test
         if examples is None:
             raise LeaktightError(f"{self.name} has no test set; score on validation examples")
@@ -259,8 +239,8 @@ class Client:
         with secret_model(self.rng.child("score", request.broadcast.round)):
             return evaluate(trainer, params, buffers, examples)
 
-    def _member(self, trainer: Trainer, params: Params, buffers: Params, *, rng: Rng) -> Member:
-        """What the aggregator's side here may ask of this client, whose private parts are given."""
+    def _member(self, trainer: Trainer, state: ClientState, *, rng: Rng) -> Member:
+        """What the aggregator's side here may ask of this client."""
 
         def mean_loss(model: Params, statistics: Params, on: Literal["train", "validation"]) -> float:
             examples = self.train if on == "train" else self.validation
@@ -269,37 +249,12 @@ class Client:
                     f"{self.name} has no {on} examples to score a model on; raise partition.validation"
                 )
             with secret_model(rng.child("loss", on)):
-                return evaluate(trainer, {**model, **params}, {**statistics, **buffers}, examples).loss
+                return evaluate(trainer, {**model, **state.params}, {**statistics, **state.buffers}, examples).loss
 
         def applied(change: Params) -> Params:
             return trainer.defense.on_aggregate(change, 1, {})[0]
 
         return Member(self.name, mean_loss, applied, self.agreement.clients)
-
-    def _check(self, update: Update) -> None:
-        name = first_non_finite(update.tensors) or first_non_finite(update.buffers or {})
-        if name is not None:
-            raise LeaktightError(
-                f"the update of {name!r} is not finite; nothing was sent; lower local.learning_rate or check the data"
-            )
-
-
-def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Examples, chunk: int = 500) -> Evaluated:
-    """Score a model in evaluation mode, a chunk of examples at a time."""
-    total = Evaluated(0, 0, 0.0)
-    with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"):
-        for start in range(0, len(examples), chunk):
-            batch = examples.batch(slice(start, start + chunk))
-            outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))
-            losses = example_losses(trainer.task, outputs, batch.targets)
-            correct = correct_examples(trainer.task, outputs, batch.targets)
-            total += Evaluated(len(batch), int(correct.sum()), float(losses.double().sum()))
-    return total
-
-
-def _digest_of(request: Train, brings: str) -> str:
-    broadcast = request.broadcast
-    return request_digest(broadcast.params, broadcast.buffers, request.learning_rate, request.loss_scale, brings)
 
 
 def _trained(
@@ -334,9 +289,9 @@ def _trained(
         return LocalResult(dict(params), dict(buffers), nothing, torch.zeros(1), memory)
 
 
-def _own(broadcast: Broadcast, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+def _own(broadcast: Broadcast, state: ClientState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The received model with the client's private parts in place of the server's."""
-    return {**broadcast.params, **state["params"]}, {**broadcast.buffers, **state["buffers"]}
+    return {**broadcast.params, **state.params}, {**broadcast.buffers, **state.buffers}
 
 
 def _gained(tensors: Params, known: Params) -> Params:

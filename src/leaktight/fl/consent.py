@@ -10,24 +10,21 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
-from leaktight.core.errors import OutsideBudgetError, RefusedError, UsageError
-from leaktight.core.protocols import MANY, Aggregator, Asked, Defense
-from leaktight.core.tensors import digest
+from leaktight.core.errors import RefusedError, UsageError
+from leaktight.core.protocols import MANY, Asked, Defense
+from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Params, State
 from leaktight.fl.messages import Ask, Evaluate, Request, Train
-
-NOTHING_YET: State = {"round": -1, "rounds": 0, "scored": -1, "asked": {}}
-"""The conduct of a client that has answered nothing. round, scored: of the last model that it trained on or scored.
-rounds: how many it trained in. asked: the round in which each kind of question was last answered."""
+from leaktight.fl.plan import Setup
+from leaktight.fl.state import BEFORE_ROUNDS, Conduct
 
 _ROUNDING = 1e-9
-_BEFORE_ROUNDS = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,63 +61,56 @@ class Agreement:
     scores_on: Literal["validation", "test"] | None = None
     consent: Consent = Consent()
 
-    def admit(
-        self,
-        request: Request,
-        conduct: State,
-        aggregator: Aggregator,
-        defense: Defense,
-        params: Params,
-        buffers: Params,
-    ) -> dict[str, Any]:
-        """The client's conduct once it has answered, or `RefusedError`. params, buffers: of the agreed network."""
+    def admit(self, request: Request, conduct: Conduct, setup: Setup) -> Conduct:
+        """The client's conduct once it has answered, or `RefusedError`."""
+        aggregator = setup.aggregator
         if isinstance(request, Train):
             if request.kind != aggregator.update_kind:
                 raise RefusedError(f"asked for a {request.kind!s:.40}, agreed on a {aggregator.update_kind}")
-            _require_alike(request.broadcast, params, buffers)
+            _require_alike(request.broadcast, setup.trainer.model)
             return self._admit_training(request, conduct)
         if isinstance(request, Evaluate):
-            _require_alike(request.broadcast, params, buffers)
+            _require_alike(request.broadcast, setup.trainer.model)
             return self._admit_scoring(request, conduct)
         if not isinstance(request, Ask) or request.to not in ("aggregator", "defense"):
             raise RefusedError("asked something that is no request of the protocol")
-        listed = aggregator.questions if request.to == "aggregator" else defense.questions
+        listed = aggregator.questions if request.to == "aggregator" else setup.defense.questions
         return self._admit_question(request, conduct, listed)
 
-    def _admit_training(self, request: Train, conduct: State) -> dict[str, Any]:
+    def _admit_training(self, request: Train, conduct: Conduct) -> Conduct:
         _require_within("learning rate", request.learning_rate, self.learning_rates)
         _require_within("loss scale", request.loss_scale, self.loss_scales)
         number = _round(request.broadcast)
-        if number <= conduct["round"]:
-            raise RefusedError(f"asked for round {number + 1} after round {conduct['round'] + 1}")
+        if number <= conduct.round:
+            raise RefusedError(f"asked for round {number + 1} after round {conduct.round + 1}")
         if number >= self.rounds:
             raise RefusedError(f"asked for round {number + 1} of {self.rounds}")
         most = self.consent.max_rounds
-        if most is not None and conduct["rounds"] >= most:
+        if most is not None and conduct.rounds >= most:
             raise RefusedError(f"{most} rounds were answered already, and no more were agreed to")
-        return {**conduct, "round": number, "rounds": conduct["rounds"] + 1}
+        return replace(conduct, round=number, rounds=conduct.rounds + 1)
 
-    def _admit_scoring(self, request: Evaluate, conduct: State) -> dict[str, Any]:
+    def _admit_scoring(self, request: Evaluate, conduct: Conduct) -> Conduct:
         if request.on != self.scores_on:
             raise RefusedError(f"asked to score a model on {request.on!s:.40} examples, which was not agreed on")
         number = _round(request.broadcast)
-        if not conduct["scored"] < number <= self.rounds:
-            raise RefusedError(f"asked for the score of round {number} after that of round {conduct['scored']}")
-        return {**conduct, "scored": number}
+        if not conduct.scored < number <= self.rounds:
+            raise RefusedError(f"asked for the score of round {number} after that of round {conduct.scored}")
+        return replace(conduct, scored=number)
 
-    def _admit_question(self, request: Ask, conduct: State, listed: Mapping[str, Asked]) -> dict[str, Any]:
+    def _admit_question(self, request: Ask, conduct: Conduct, listed: Mapping[str, Asked]) -> Conduct:
         kind, _, number = request.question.kind.partition("/")
         if kind not in listed:
             raise RefusedError(f"asked {kind!r:.80}, which was not agreed on")
-        place = _BEFORE_ROUNDS
+        place = BEFORE_ROUNDS
         if listed[kind].each_round:
-            place = conduct["round"]
-            if number != str(place) or place == _BEFORE_ROUNDS:
+            place = conduct.round
+            if number != str(place) or place == BEFORE_ROUNDS:
                 raise RefusedError(f"asked {kind!r} of another round than the one just trained in")
         key = f"{request.to} {kind}"
-        if key in conduct["asked"] and conduct["asked"][key] >= place:
+        if key in conduct.asked and conduct.asked[key] >= place:
             raise RefusedError(f"asked {kind!r} a second time")
-        return {**conduct, "asked": {**conduct["asked"], key: place}}
+        return replace(conduct, asked={**conduct.asked, key: place})
 
     def check_budget(self, defense: Defense, state: State) -> None:
         """Raise `RefusedError` if what the defense is about to release exceeds the client's own budget."""
@@ -141,25 +131,6 @@ def agreed_rates(local: LocalTraining, rounds: int) -> tuple[float, float]:
     """The smallest and the largest learning rate of a plan's rounds."""
     factors = [local.schedule.factor(each, rounds) for each in range(rounds)]
     return local.learning_rate * min(factors), local.learning_rate * max(factors)
-
-
-def check_counted(defense: Defense, aggregator: Aggregator, scores_on: str | None) -> None:
-    """Raise `OutsideBudgetError` where a method would release what the defense's privacy budget does not count."""
-    if not defense.private:
-        return
-    own = type(defense).__name__
-    exact = [name for name in sorted(aggregator.needs) if name != "num_examples"]
-    exact += [kind for kind, asked in (*aggregator.questions.items(), *defense.questions.items()) if asked.exact]
-    if exact:
-        raise OutsideBudgetError(
-            f"{type(aggregator).__name__} has clients send figures of their data ({', '.join(exact)}) that the epsilon "
-            f"of {own} does not count; choose another aggregator, such as fedavg, or another defense"
-        )
-    if scores_on is not None:
-        raise OutsideBudgetError(
-            f"clients would score models on {scores_on} examples, which the epsilon of {own} does not count; "
-            'set federation.evaluate = "server", with a defense that needs no private parts'
-        )
 
 
 def request_digest(params: Params, buffers: Params, learning_rate: float, loss_scale: float, brings: str) -> str:
@@ -186,11 +157,11 @@ def _round(broadcast: Broadcast) -> int:
     return broadcast.round
 
 
-def _require_alike(broadcast: Broadcast, params: Params, buffers: Params) -> None:
+def _require_alike(broadcast: Broadcast, model: nn.Module) -> None:
     """A network of the server's own, within one process, is for the guard to judge; tensors must be the agreed ones."""
     if isinstance(broadcast.model, nn.Module):
         return
-    for sent, agreed in ((broadcast.params, params), (broadcast.buffers, buffers)):
+    for sent, agreed in ((broadcast.params, parameters_of(model)), (broadcast.buffers, buffers_of(model))):
         if broadcast.model is not None or sent.keys() != agreed.keys():
             raise RefusedError("sent a model with other tensors than the agreed network's")
         for name, tensor in agreed.items():

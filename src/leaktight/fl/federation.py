@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,9 @@ from leaktight.data.partition import Partition
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement, Consent, agreed_rates
 from leaktight.fl.local import Trainer
-from leaktight.fl.protocol import FederationPlan, Server, ServerState, initial_state
+from leaktight.fl.plan import FederationPlan, Server, Setup
+from leaktight.fl.protocol import ServerState, initial_state
+from leaktight.fl.state import ClientState
 
 
 class Share(NamedTuple):
@@ -37,17 +38,36 @@ class Federation:
     """A server and its clients, before or between rounds.
 
     examples: those of all clients, one client after the other, so that worker processes can share them.
-    consent: what clients insist on beyond the plan.
+    setup: what server and clients have in common. consent: what clients insist on beyond the plan.
+    drawn, network: see `Server`.
     """
 
     dataset: Dataset
     examples: Examples
     shares: Mapping[str, Share]
-    server: Server
-    trainer: Trainer
+    setup: Setup
+    plan: FederationPlan
     rng: Rng
     guard: Guard | None = None
     consent: Consent = Consent()
+    drawn: tuple[str, ...] | None = None
+    network: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.server  # which checks that everything fits
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.setup.trainer
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of training examples by client."""
+        return {name: share.validation - share.start for name, share in self.shares.items()}
+
+    @property
+    def server(self) -> Server:
+        return Server(self.setup, self.sizes, self.plan, self.rng.child("server").apart(), self.drawn, self.network)
 
     def client(self, name: str) -> Client:
         share = self.shares[name]
@@ -55,8 +75,7 @@ class Federation:
             name=name,
             train=self.examples.part(share.start, share.validation),
             validation=self.examples.part(share.validation, share.stop),
-            trainer=self.trainer,
-            aggregator=self.server.aggregator,
+            setup=self.setup,
             rng=self.rng.child("client", name).apart(),
             test=self.dataset.test,
             guard=self.guard,
@@ -66,20 +85,33 @@ class Federation:
     @property
     def agreement(self) -> Agreement:
         """What every client agrees to, from the plan that all have."""
-        plan, server = self.server.plan, self.server
         return Agreement(
-            rounds=plan.rounds,
-            clients=len(server.sizes),
-            learning_rates=agreed_rates(server.local, plan.rounds),
-            loss_scales=(0.0, float(len(server.sizes))),
-            scores_on=server.scores_on,
+            rounds=self.plan.rounds,
+            clients=len(self.shares),
+            learning_rates=agreed_rates(self.trainer.local, self.plan.rounds),
+            loss_scales=(0.0, float(len(self.shares))),
+            scores_on=self.server.scores_on,
             consent=self.consent,
         )
 
     def keyed(self, key: bytes) -> Federation:
         """The same federation, with this key as the root of all that protects its clients."""
-        rng = self.rng.keyed(key)
-        return replace(self, server=replace(self.server, rng=rng.child("server").apart()), rng=rng)
+        return replace(self, rng=self.rng.keyed(key))
+
+    def with_defense(self, defense: Defense) -> Federation:
+        """An undefended federation with a defense: everything else, down to the random streams, is the same."""
+        require_inputs(type(defense).__name__, defense.takes, self.dataset.inputs)
+        return replace(self, setup=self.setup.with_defense(defense, rng=self.rng.child("defense", "prepare")))
+
+    def with_trainer(self, *, model: nn.Module | None = None, local: LocalTraining | None = None) -> Federation:
+        """The same federation with another network or other local training."""
+        trainer = replace(self.trainer, model=model or self.trainer.model, local=local or self.trainer.local)
+        return replace(self, setup=replace(self.setup, trainer=trainer))
+
+    def first_state(self) -> FederationState:
+        """The state before the first round: the model's own weights, nothing remembered."""
+        params, buffers = cloned(parameters_of(self.trainer.model)), cloned(buffers_of(self.trainer.model))
+        return FederationState(initial_state(self.server, params, buffers))
 
 
 @dataclass(frozen=True)
@@ -87,7 +119,17 @@ class FederationState:
     """All that changes: the server's state and each client's own (absent until the client is first asked)."""
 
     server: ServerState
-    clients: Mapping[str, State] = field(default_factory=dict)
+    clients: Mapping[str, ClientState] = field(default_factory=dict)
+
+    def stored(self) -> dict[str, Any]:
+        """The state as `fl.checkpoint` stores it."""
+        return {"server": vars(self.server), "clients": {name: each.stored() for name, each in self.clients.items()}}
+
+    @classmethod
+    def restored(cls, stored: State) -> FederationState:
+        """The inverse of `stored`."""
+        clients = {name: ClientState.restored(each) for name, each in stored["clients"].items()}
+        return cls(ServerState(**stored["server"]), clients)
 
 
 def assemble(
@@ -105,8 +147,6 @@ def assemble(
     rng: Rng,
 ) -> Federation:
     """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
-    require_inputs(type(defense).__name__, defense.takes, dataset.inputs)
-    model = defense.prepare(copy.deepcopy(model), rng=rng.child("defense", "prepare"))
     shares: dict[str, Share] = {}
     order: list[Tensor] = []
     start = 0
@@ -115,31 +155,14 @@ def assemble(
         shares[name] = Share(start, validation, validation + len(holding.validation))
         order += [holding.train, holding.validation]
         start = shares[name].stop
-    sizes = {name: share.validation - share.start for name, share in shares.items()}
-    return Federation(
+    undefended = Federation(
         dataset=dataset,
         examples=dataset.train.take(torch.cat(order)),
         shares=shares,
-        server=Server(sizes, aggregator, local, plan, rng.child("server").apart(), defense),
-        trainer=Trainer(model, local, dataset.task, defense, mode),
+        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator),
+        plan=plan,
         rng=rng,
         guard=guard,
         consent=consent,
     )
-
-
-def defended(federation: Federation, defense: Defense) -> Federation:
-    """An undefended federation with a defense: everything else, down to the random streams, is the same."""
-    require_inputs(type(defense).__name__, defense.takes, federation.dataset.inputs)
-    model = defense.prepare(copy.deepcopy(federation.trainer.model), rng=federation.rng.child("defense", "prepare"))
-    return replace(
-        federation,
-        server=replace(federation.server, defense=defense),
-        trainer=replace(federation.trainer, model=model, defense=defense),
-    )
-
-
-def first_state(federation: Federation) -> FederationState:
-    """The state before the first round: the model's own weights, nothing remembered."""
-    model = federation.trainer.model
-    return FederationState(initial_state(federation.server, cloned(parameters_of(model)), cloned(buffers_of(model))))
+    return undefended.with_defense(defense)

@@ -8,6 +8,7 @@ loss and gradient, `on_gradient`, the optimiser's step; then `Defense.on_update`
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
-from leaktight.core.tasks import Classification, Task, example_losses
+from leaktight.core.tasks import Classification, Task, correct_examples, example_losses
 from leaktight.core.tensors import cloned
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Mode, Params, State, UpdateKind
+from leaktight.core.types import Batch, Examples, Mode, Params, State, UpdateKind
+from leaktight.fl.messages import Evaluated
 from leaktight.fl.optimizers import make_optimizer
 from leaktight.models.surgery import has_batch_norm, mode_of
 
@@ -65,6 +67,33 @@ class LocalResult:
 
 def silent(name: str, value: float) -> None:
     """A report that nobody reads."""
+
+
+class Meter:
+    """Collects what methods report and gives one figure of each name: `overall`, or the sum of `*_seconds`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+
+    def __call__(self, name: str, value: float) -> None:
+        self.values[name].append(value)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            name: sum(values) if name.endswith("_seconds") else overall(name, values)
+            for name, values in self.values.items()
+        }
+
+
+def overall(name: str, values: Sequence[float]) -> float:
+    """One figure for several steps, clients or rounds: the mean; of a privacy budget the largest, for it is a bound.
+
+    >>> overall("epsilon", [1.0, 3.0]), overall("norm", [1.0, 3.0])
+    (3.0, 2.0)
+    """
+    if name.rpartition(".")[2].startswith(("epsilon", "delta")):
+        return max(values)
+    return sum(values) / len(values)
 
 
 def local_update(
@@ -191,6 +220,19 @@ def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[
         order = stream.permutation(used)
         steps.extend(torch.split(order, local.batch_size)[: local.steps_per_epoch(num_examples)])
     return chosen, steps[:num_steps]
+
+
+def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Examples, chunk: int = 500) -> Evaluated:
+    """Score a model in evaluation mode, a chunk of examples at a time."""
+    total = Evaluated(0, 0, 0.0)
+    with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"):
+        for start in range(0, len(examples), chunk):
+            batch = examples.batch(slice(start, start + chunk))
+            outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))
+            losses = example_losses(trainer.task, outputs, batch.targets)
+            correct = correct_examples(trainer.task, outputs, batch.targets)
+            total += Evaluated(len(batch), int(correct.sum()), float(losses.double().sum()))
+    return total
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.inputs import Images
-from leaktight.core.processes import one_thread
 from leaktight.core.rng import Rng, global_seed
 from leaktight.models.gan import DcganNetwork
 from leaktight.models.source import require_choice, require_positive
+from leaktight.runtime.processes import one_thread
 
 GanKind: TypeAlias = Literal["dcgan", "wgan_gp"]
 AfterEpoch: TypeAlias = Callable[[int, float, float], None]

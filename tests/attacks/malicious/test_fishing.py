@@ -15,6 +15,7 @@ from torch import nn
 
 from leaktight.attacks.labels.rules import Wainakh
 from leaktight.attacks.malicious.fishing import Fishing, Strategy, caught
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
 from leaktight.core.protocols import ActiveAttack
 from leaktight.core.tensors import cloned
@@ -26,7 +27,7 @@ from leaktight.data.embedded import Digits
 from leaktight.fl.aggregators import FedSgd
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.metrics import psnr
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.surgery import mode_of
 
 TARGET = 3
@@ -169,9 +170,9 @@ def test_it_says_what_it_lacks(digits: Dataset) -> None:
         batch=8,
         threat=ThreatModel(server="malicious", knows=frozenset({Knowledge.LOCAL_TRAINING})),
     )
-    uncounted = replace(blind.federation.server, aggregator=FedSgdOfOne())
+    uncounted = replace(blind.federation.setup, aggregator=FedSgdOfOne())
     with pytest.raises(NotDisclosedError, match="batch_size"):
-        replace(blind, federation=replace(blind.federation, server=uncounted)).play(Fishing())
+        replace(blind, federation=replace(blind.federation, setup=uncounted)).play(Fishing())
     with pytest.raises(UsageError, match="target below 10, got 11"):
         pond(digits, "lenet_zhu", "eval").play(Fishing(target=11))
     headless = nn.Sequential(nn.Flatten(), nn.Linear(256, 10, bias=False))

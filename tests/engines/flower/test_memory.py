@@ -26,9 +26,10 @@ from leaktight.engines.flower.messages import Place, model_record, read_reply, r
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.consent import Consent
-from leaktight.fl.federation import Federation, defended
+from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Answered, Ask, Declined, Evaluate, Evaluated, Outcome, Request, Train, Trained
-from leaktight.fl.protocol import FederationPlan
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.state import ClientState
 
 from flwr.app import Message  # isort: skip
 
@@ -83,7 +84,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     before = Client.train_round
 
-    def counted(self: Client, request: Train, state: State | None) -> ClientRound:
+    def counted(self: Client, request: Train, state: ClientState | None) -> ClientRound:
         calls.append(self.name)
         return before(self, request, state)
 
@@ -98,7 +99,7 @@ def federation(make_federation: MakeFederation) -> Federation:
 
 def test_another_name_of_the_run_begins_no_new_budget(federation: Federation, tmp_path: Path) -> None:
     limited = replace(federation, consent=Consent(max_rounds=1))
-    for folder, each in (("limited", limited), ("private", defended(federation, Promises(noise_std=0.1)))):
+    for folder, each in (("limited", limited), ("private", federation.with_defense(Promises(noise_std=0.1)))):
         grid = grid_for(each, state_dir=tmp_path / folder, reproducible=False)
         assert isinstance(ask(grid, Train(model(each), 1e9), run="refused"), Declined)
         assert isinstance(ask(grid, train(each)), Trained)
@@ -114,7 +115,7 @@ def test_another_name_of_the_run_begins_no_new_budget(federation: Federation, tm
 
 
 def test_another_name_of_the_run_begins_no_new_budget_in_flowers_context(federation: Federation) -> None:
-    private = defended(federation, Promises(noise_std=0.1))
+    private = federation.with_defense(Promises(noise_std=0.1))
     grid = grid_for(private, reproducible=False)
     assert isinstance(ask(grid, train(private)), Trained)
     assert isinstance(ask(grid, train(private), run="b"), Declined)
@@ -199,11 +200,9 @@ def other_data(federation: Federation) -> Federation:
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda federation: defended(federation, AdditiveNoise(noise_std=0.2)),
-        lambda federation: replace(
-            federation, trainer=replace(federation.trainer, local=replace(federation.trainer.local, momentum=0.1))
-        ),
-        lambda federation: replace(federation, server=replace(federation.server, aggregator=FedAvg(scheme="I"))),
+        lambda federation: federation.with_defense(AdditiveNoise(noise_std=0.2)),
+        lambda federation: federation.with_trainer(local=replace(federation.trainer.local, momentum=0.1)),
+        lambda federation: replace(federation, setup=replace(federation.setup, aggregator=FedAvg(scheme="I"))),
         other_data,
     ],
     ids=["noise", "momentum", "aggregator", "data"],

@@ -30,7 +30,8 @@ from leaktight.engines.flower.server import play
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Declined, Trained
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # isort: skip
 
@@ -138,7 +139,7 @@ def test_a_malformed_update_is_left_out(
     )
     assert whole(final) == whole(play(silent, federation, run="a"))
     with pytest.raises(RoundFailedError, match="expected 5 updates, got 4"):
-        play(bad, replace(federation, server=replace(federation.server, plan=FederationPlan(rounds=1))), run="b")
+        play(bad, replace(federation, plan=FederationPlan(rounds=1)), run="b")
 
 
 def foreign(data: bytes) -> RecordDict:
@@ -288,7 +289,7 @@ def test_a_round_is_answered_once_and_never_for_another_model(make_federation: M
     other = FederationState(replace(final.server, round=0))
     with pytest.raises(RoundFailedError, match="the client declined; its own log says why"):
         play(grid_for(federation, state_dir=tmp_path), federation, other, run="a")
-    longer = replace(federation, server=replace(federation.server, plan=FederationPlan(rounds=2)))
+    longer = replace(federation, plan=FederationPlan(rounds=2))
     assert play(grid_for(longer, state_dir=tmp_path), longer, final, run="a").server.round == 2
     with pytest.raises(RoundFailedError, match="the client declined; its own log says why"):
         play(grid_for(longer, state_dir=tmp_path), longer, run="a")

@@ -29,8 +29,9 @@ from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.flower.simulation import backend
 from leaktight.engines.training import train
-from leaktight.fl.federation import Federation, FederationState, defended
-from leaktight.fl.protocol import FederationPlan, RoundOutcome
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
 from leaktight.results.folder import open_run
 
 from flwr.app import Context, Message  # isort: skip
@@ -83,8 +84,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Feder
     folder = tmp_path_factory.mktemp("simulation")
     federations = {kind: small(kind) for kind in KINDS}
     plan = FederationPlan(rounds=2, min_clients=2, timeout=15)
-    faulty = defended(federations["none"], Hangs())
-    federations["faults"] = replace(faulty, server=replace(faulty.server, plan=plan))
+    faulty = federations["none"].with_defense(Hangs())
+    federations["faults"] = replace(faulty, plan=plan)
     path = folder / "federations"
     path.write_bytes(pickle.dumps(federations))
     results: dict[str, tuple[FederationState, list[RoundOutcome]]] = {}

@@ -30,11 +30,12 @@ from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings
 from leaktight.attacks.optimizers.trees import Tree
 from leaktight.core.errors import UsageError
-from leaktight.core.processes import Tell, available_cores, in_worker, run_all
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.runtime.executor import Tell
+from leaktight.runtime.processes import available_cores, in_worker, run_all
 
 Message: TypeAlias = tuple[int, float, Tensor | None]
 """What a search tells on its way: the iteration, the loss, the best guess."""
@@ -204,7 +205,7 @@ class Job:
     watched: bool
 
 
-def _run(job: Job, tell: Tell) -> Found:
+def _run(job: Job, tell: Tell[Message]) -> Found:
     problem = job.attack.problem(job.evidence, job.rng, job.restarts, together=job.together)
 
     def on_step(iteration: int, loss: float, variables: Tree) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from leaktight.core.errors import LeaktightError, RefusedError, UsageError
 from leaktight.core.types import Broadcast, State, Update
 from leaktight.engines.flower.user_app import LOG, ModState, only_arrays, refusal, tensors_of, unnamed
-from leaktight.fl.client import Meter
+from leaktight.fl.local import Meter
 from leaktight.guard import BroadcastGuard
 
 _ROUND = "server-round"  # as Flower's strategies name it

@@ -35,7 +35,7 @@ class Memory:
     """What a client knows of a run.
 
     run: the name of the run. brings: a hash of the client's data and settings. key: the root of its secrets.
-    answers: the number of all replies. epoch: of the last one. now: the client's state after it.
+    answers: the number of all replies. epoch: of the last one. now: the client's state after it, as stored.
     sent: the hash of the request and the bytes of the reply, by turn of this epoch.
     """
 

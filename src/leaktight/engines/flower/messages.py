@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.tensors import pack, unpack
-from leaktight.core.types import Broadcast
-from leaktight.engines.inprocess import with_model, without_model
+from leaktight.core.types import Broadcast, Params
 from leaktight.fl.messages import (
     Answered,
     Ask,
@@ -78,7 +77,7 @@ def request_message(request: Request, model: ArrayRecord | None, place: Place, n
             "turn": place.turn,
         }
     )
-    content = RecordDict({_HEAD: head, _ASKED: _record(encode({"request": without_model(request)}))})
+    content = RecordDict({_HEAD: head, _ASKED: _record(encode({"request": _with_model(request, {}, {})}))})
     if model is not None:
         content[_MODEL] = model
     return Message(content, node, _TYPES[type(request)], ttl=ttl, group_id=str(place.epoch))
@@ -95,7 +94,7 @@ def read_request(message: Message) -> Envelope:
         if _MODEL in message.content:
             packed = _bytes(message.content.array_records[_MODEL])
             model = unpack(packed)
-            request = with_model(request, model["params"], model["buffers"])
+            request = _with_model(request, model["params"], model["buffers"])
             total.update(packed)
         if _TYPES[type(request)] != message.metadata.message_type:
             raise ValueError("another type of message than its request")
@@ -166,6 +165,13 @@ def _require_plain(request: Request) -> None:
             raise ValueError("a question to an unknown recipient")
     elif request.broadcast.model is not None:
         raise ValueError("a network beside the tensors")
+
+
+def _with_model(request: Request, params: Params, buffers: Params) -> Request:
+    """The request with this model in it, or with none: it travels once for all clients."""
+    if isinstance(request, Ask):
+        return request
+    return replace(request, broadcast=replace(request.broadcast, params=params, buffers=buffers))
 
 
 def _record(data: bytes) -> ArrayRecord:

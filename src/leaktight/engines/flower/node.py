@@ -16,14 +16,14 @@ from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_private
-from leaktight.core.processes import become_worker
-from leaktight.core.types import State
 from leaktight.engines.flower.memory import MemoryStore
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Declined, Reply, Train
+from leaktight.fl.state import ClientState
+from leaktight.runtime.processes import become_worker
 
 LOG = logging.getLogger("leaktight.flower")
 
@@ -99,15 +99,16 @@ def _reply(message: Message, context: Context, settings: NodeSettings, name: str
         return sent
     if not settings.reproducible:
         client = replace(client, rng=client.rng.keyed(memory.key))
+    before = None if memory.now is None else ClientState.restored(memory.now)
     try:
-        reply, state = _work(client, asked, memory.now, settings.state_dir)
+        reply, state = _work(client, asked, before, settings.state_dir)
     except Exception:
         # A failure can depend on the data, so an admitted request is never tried again.
         declined = reply_bytes(Declined())
-        store.remember(memory.after(asked, declined, client.marked(asked.request, memory.now)))
+        store.remember(memory.after(asked, declined, client.marked(asked.request, before).stored()))
         raise
     sent = reply_bytes(reply)
-    store.remember(memory.after(asked, sent, state))
+    store.remember(memory.after(asked, sent, state.stored()))
     return sent
 
 
@@ -115,7 +116,7 @@ def _single(settings: NodeSettings) -> bool:
     """Whether the client answers one run only: its privacy budget and limits would start again with another run."""
     federation = settings.federation
     if federation.consent == Consent():
-        return federation.server.defense.private
+        return federation.setup.defense.private
     if settings.state_dir is None:
         raise UsageError(
             "expected a state-dir in the node's config because consent sets a limit, got none; add one: "
@@ -126,10 +127,10 @@ def _single(settings: NodeSettings) -> bool:
 
 def _data_and_settings_hash(client: Client) -> str:
     """A hash of the client's data and settings."""
-    return hashlib.sha256(f"{client.brings}|{client.aggregator!r}".encode()).hexdigest()
+    return hashlib.sha256(f"{client.brings}|{client.setup.aggregator!r}".encode()).hexdigest()
 
 
-def _work(client: Client, asked: Envelope, state: State | None, folder: Path | None) -> tuple[Reply, State]:
+def _work(client: Client, asked: Envelope, state: ClientState | None, folder: Path | None) -> tuple[Reply, ClientState]:
     if not isinstance(asked.request, Train):
         return client.handle(asked.request, state)
     done = client.train_round(asked.request, state)

@@ -12,10 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.engines.flower.carrier import GridCarrier
-from leaktight.engines.inprocess import AfterRound, Carrier, Site
-from leaktight.engines.workers import open_workers
-from leaktight.fl.federation import Federation, FederationState, first_state
+from leaktight.engines.inprocess import AfterRound, Carrier, RoundWork
+from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome, carry, federate
+from leaktight.runtime.executor import Inline
+from leaktight.runtime.processes import one_thread
 
 JOIN_SECONDS = 120.0
 
@@ -37,12 +38,12 @@ def play(
     the nodes of all clients. The rest as in `engines.inprocess.run`, but without the clients' own figures, which no
     message contains.
     """
-    server = (state or first_state(federation)).server
+    server = (state or federation.first_state()).server
     carrier = GridCarrier(
         grid,
         sorted(federation.shares),
         run,
-        federation.server.plan.timeout,
+        federation.plan.timeout,
         epoch=server.round,
         after_client=after_client,
     )
@@ -52,8 +53,8 @@ def play(
             after_round(outcome, FederationState(outcome.state))
         carrier.begin_epoch(outcome.state.round)
 
-    with open_workers(Site(federation), 1) as pool:
-        score = Carrier(federation, pool).score
+    with one_thread(), Inline().start(RoundWork(federation)) as workers:
+        score = Carrier(federation, workers).score
         conversation = federate(federation.server, server, evaluate=score, after_round=finished, until=until)
         carrier.gather(join_seconds)
         return FederationState(carry(conversation, carrier.exchange))

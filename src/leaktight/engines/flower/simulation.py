@@ -15,12 +15,12 @@ from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.processes import available_cores
 from leaktight.engines.flower.node import NodeSettings, client_app, read_reports
 from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.inprocess import AfterRound, Told
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
+from leaktight.runtime.processes import available_cores
 
 START_SECONDS = 600.0
 """The longest time for Ray to start."""

@@ -1,0 +1,213 @@
+"""What an audit tries: every attack on every defense, each on the same victims. A plan is values; nothing runs here.
+
+All randomness of a trial hangs on its number alone. So the victim, its examples, a fresh network and an attack's first
+guess are the same for every defense, and a difference between two defenses is not a difference between two draws.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from leaktight.audits.settings import AuditSettings
+from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.inputs import require_inputs
+from leaktight.core.protocols import ActiveAttack, Attack, Defense
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, ThreatModel
+from leaktight.core.training import LocalTraining
+from leaktight.fl.federation import Federation
+from leaktight.metrics import METRICS
+from leaktight.models.initialise import build_model
+from leaktight.models.source import ModelSource
+from leaktight.results.schema import UNDEFENDED, Role
+
+T = TypeVar("T")
+
+RANDOM_INITS = ("default", "wide", "kaiming")
+GIVEN = "given"
+"""The weights of a network that a Python caller gives."""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A method with its name in the results and its settings as plain values."""
+
+    name: str
+    settings: Mapping[str, Any]
+    value: T
+
+
+@dataclass(frozen=True)
+class AttackEntry(Entry[Attack]):
+    """role: a "control" does not look at the update. against: the one defense that the attack was made for."""
+
+    role: Role = "attack"
+    against: str | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        return self.against is not None
+
+    def threat(self, base: ThreatModel) -> ThreatModel:
+        """Who runs it: an adaptive attacker knows the defense, a control the public data, whatever others know.
+
+        Only an attack that changes the model needs a malicious server.
+        """
+        extra = {Knowledge.DEFENSE} if self.adaptive else {Knowledge.PUBLIC_DATA} if self.role == "control" else set()
+        server = base.server if isinstance(self.value, ActiveAttack) else "curious"
+        return replace(base, server=server, knows=base.knows | extra)
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """One attack on one victim behind one defense in one round; `id` names it in all runs of the same settings."""
+
+    id: str
+    defense: Entry[Defense]
+    attack: AttackEntry
+    trial: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A scenario, the defenses and attacks to try in it, and how often.
+
+    federation: without a defense, with the network that training starts from.
+    source, init: how such a network is made, so that every trial of an untrained one can have its own.
+    attacked: the local training behind the attacked updates; `federation` has that of all other rounds.
+    """
+
+    seed: int
+    federation: Federation
+    source: ModelSource
+    init: str
+    attacked: LocalTraining
+    threat: ThreatModel
+    defenses: Sequence[Entry[Defense]]
+    attacks: Sequence[AttackEntry]
+    settings: AuditSettings
+    data_root: Path
+
+    def __post_init__(self) -> None:
+        played = self.federation.plan.rounds
+        if self.rounds[-1] >= played:
+            raise UsageError(
+                f"expected attacked rounds below federation.rounds, got round {self.rounds[-1]} of {played}; "
+                "rounds count from 0"
+            )
+        for name in self.settings.targets:
+            if name not in self.federation.shares:
+                raise UsageError(f"audit.targets: no client {name!r}; {suggestion(name, self.federation.shares)}")
+        if self.defenses[0].name != UNDEFENDED:
+            raise UsageError("expected the undefended federation first: without it no defense can be judged")
+        takes = [
+            *((entry.name, entry.value.takes) for entry in self.defenses),
+            *((entry.name, entry.value.takes) for entry in self.attacks),
+            *((name, METRICS[name].takes) for name in self.settings.image_metrics),
+        ]
+        for name, kinds in takes:
+            require_inputs(name, kinds, self.federation.dataset.inputs)
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return self.settings.rounds(self.federation.plan.rounds)
+
+    @property
+    def trains(self) -> bool:
+        """Whether rounds have to be played before the attacked ones."""
+        return self.rounds != (0,)
+
+    @cached_property
+    def trials(self) -> tuple[TrialSpec, ...]:
+        """All trials, in an order that leaves every defense with equally many when a run is cut short."""
+        return tuple(
+            TrialSpec(_identity(defense, attack, trial, round_index), defense, attack, trial, round_index)
+            for trial in range(self.settings.trials)
+            for round_index in self.rounds
+            for defense in self.defenses
+            for attack in self.attacks
+            if attack.against in (None, defense.name)
+        )
+
+    @cached_property
+    def by_id(self) -> dict[str, TrialSpec]:
+        return {spec.id: spec for spec in self.trials}
+
+    def keyed(self, key: bytes) -> Experiment:
+        """The same experiment, with this key as the root of all that protects clients."""
+        return replace(self, federation=self.federation.keyed(key))
+
+    def rng(self, trial: int) -> Rng:
+        """The trial's place in the tree of random streams; clients draw their secrets from the federation's key."""
+        return Rng(self.seed, key=self.federation.rng.key).child("trial", trial)
+
+    def victim(self, trial: int) -> str:
+        """The client that a trial attacks: the next of the targets, or of all clients in a random order."""
+        if self.settings.targets:
+            return self.settings.targets[trial % len(self.settings.targets)]
+        names = sorted(self.federation.shares)
+        order = torch.randperm(len(names), generator=Rng(self.seed).child("victims").public())
+        return names[int(order[trial % len(names)])]
+
+    def trained(self, defense: Entry[Defense]) -> Federation:
+        """The federation that plays the rounds before the attacked ones."""
+        return self.federation.with_defense(defense.value)
+
+    def attacked_federation(self, defense: Defense, trial: int) -> Federation:
+        """The federation of one attacked round: the victim alone, or those whose sum the attacker sees."""
+        rng = self.rng(trial).child("federation")
+        base = self.federation
+        model = base.trainer.model
+        if not self.trains and self.init in RANDOM_INITS:
+            inputs, classes = base.dataset.inputs, base.dataset.num_classes
+            model = build_model(self.source, inputs, classes, init=self.init, rng=self.rng(trial).child("model"))
+        alone = replace(base, plan=replace(base.plan, min_clients=None), rng=rng, drawn=self._members(trial))
+        return alone.with_trainer(model=model, local=self.attacked).with_defense(defense)
+
+    def _members(self, trial: int) -> tuple[str, ...]:
+        victim = self.victim(trial)
+        if self.threat.sees == "client":
+            return (victim,)
+        others = [name for name in sorted(self.federation.shares) if name != victim]
+        order = torch.randperm(len(others), generator=self.rng(trial).child("members").public()).tolist()
+        number = self.federation.plan.per_round or len(self.federation.shares)
+        return (victim, *(others[place] for place in order[: number - 1]))
+
+
+def named(kinds: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each of several methods: its kind, with the settings that tell it from others of its kind.
+
+    >>> named(["noise", "noise", "lrp"], [{"std": 0.1, "law": "normal"}, {"std": 0.2, "law": "normal"}, {}])
+    ['noise(std=0.1)', 'noise(std=0.2)', 'lrp']
+    """
+    names = []
+    for kind, own in zip(kinds, settings, strict=True):
+        kin = [other for name, other in zip(kinds, settings, strict=True) if name == kind]
+        differing = [key for key in own if any(other.get(key) != own[key] for other in kin)]
+        told = ", ".join(f"{key}={own[key]}" for key in differing)
+        names.append(f"{kind}({told})" if told else kind)
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"{repeated!r} is named twice with the same settings; leave one out")
+    return names
+
+
+def slug(name: str) -> str:
+    """
+    >>> slug("noise(std=0.1)")
+    'noise-std-0.1'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-")
+
+
+def _identity(defense: Entry[Defense], attack: AttackEntry, trial: int, round_index: int) -> str:
+    kind = f"{slug(attack.name)}.adaptive" if attack.adaptive else slug(attack.name)
+    return f"{slug(defense.name)}.{kind}.t{trial:03d}.r{round_index:03d}"

@@ -1,0 +1,114 @@
+"""An audit from beginning to end in its folder: what is there already is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leaktight.audits import tradeoff
+from leaktight.audits.attempt import Finished
+from leaktight.audits.cells import LEAKED_IF, gather
+from leaktight.audits.checks import Evidence, raise_flags
+from leaktight.audits.experiment import Site
+from leaktight.audits.plan import Experiment
+from leaktight.audits.states import prepare_states
+from leaktight.audits.summary import cell_of, over_time
+from leaktight.audits.verdict import verdicts
+from leaktight.core.errors import LeaktightError
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import SCHEMA_VERSION, Plain, Round, Summary, Trial, common_ledger, metrics_of
+from leaktight.results.store import TrialStore, open_store
+from leaktight.runtime.executor import Executor, Work
+
+
+class Watcher:
+    """What is told of a run while it goes on; every method may be left as it is."""
+
+    def round_done(self, defense: str, row: Round) -> None:
+        """A round of the training before the attacks."""
+
+    def trials_begin(self, done: int, total: int) -> None:
+        """So many trials of `total` were there already."""
+
+    def trial_done(self, trial: Trial) -> None:
+        """A trial is on the disk."""
+
+
+def run_audit(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    executor: Executor,
+    scenario: Mapping[str, Plain],
+    command: str,
+    weigh: bool = False,
+    workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> Summary:
+    """Train what has to be trained, run the trials that are missing, write `summary.json`, and give it.
+
+    scenario: facts about the scenario in plain words. weigh: train every defense through all rounds and add the
+    trade-off. workers: processes for training; the trials are the executor's.
+    """
+    watcher = watcher or Watcher()
+    store = open_store(folder.path)
+    states = prepare_states(experiment, folder.path, whole=weigh, workers=workers, told=watcher.round_done)
+    site = Site(experiment, states.packed, states.accuracy, states.failed)
+    run_missing(site, [spec.id for spec in experiment.trials], store, executor, watcher)
+    trials = [store.trials[spec.id] for spec in experiment.trials]
+    cells = gather(trials, experiment.seed)
+    raised = raise_flags(Evidence(cells, easier_than_training(experiment)))
+    concluded = verdicts(cells)
+    rows = [
+        tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name))
+        for each in (experiment.defenses if weigh else ())
+    ]
+    summary = Summary(
+        schema_version=SCHEMA_VERSION,
+        run=str(folder.path),
+        command=command,
+        scenario=dict(scenario),
+        cells=tuple(cell_of(cell, raised) for cell in cells),
+        metrics=metrics_of(trials),
+        leaked_if=LEAKED_IF,
+        verdicts=tuple(concluded),
+        flags=tuple(each.flag for each in raised),
+        ledger=common_ledger(trials),
+        training_failed=dict(states.failed),
+        tradeoff=tradeoff.weigh(rows, concluded) if weigh else None,
+        over_time=over_time(trials, experiment.seed),
+    )
+    folder.write_summary(summary)
+    return summary
+
+
+def run_missing(
+    work: Work[str, object, Finished], ids: Sequence[str], store: TrialStore, executor: Executor, watcher: Watcher
+) -> None:
+    """Run the trials of these ids that are not in the store. work: what makes a trial of its id, see `attempt`."""
+    missing = [each for each in ids if each not in store.trials]
+    watcher.trials_begin(len(ids) - len(missing), len(ids))
+    with executor.start(work) as workers:
+        for _, (trial, pictures) in workers.run(missing):
+            store.add(trial, pictures)
+            watcher.trial_done(trial)
+
+
+def check_something_ran(summary: Summary) -> None:
+    """Raise an error if every attack failed: a summary without a score is no result."""
+    if all(cell.failed == cell.trials for cell in summary.cells if cell.role == "attack"):
+        flag = next(flag for flag in summary.flags if flag.code == "trials-failed")
+        raise LeaktightError(f"every trial failed, the first with: {flag.detail}; see {summary.run}")
+
+
+def easier_than_training(experiment: Experiment) -> str | None:
+    """How the attacked updates differ from those of training, if they come from fewer examples or steps."""
+    local, attacked = experiment.federation.trainer.local, experiment.attacked
+    size = min(experiment.federation.sizes.values())
+    steps, fewer = local.num_steps(size), attacked.num_steps(size)
+    used, less = (min(each.samples or size, size) for each in (local, attacked))
+    if (fewer, less, attacked.batch_size) == (steps, used, local.batch_size):
+        return None
+    return (
+        f"attacked: {less} examples in {fewer} steps of {attacked.batch_size}; "
+        f"training: {used} examples in {steps} steps of {local.batch_size}"
+    )

@@ -1,0 +1,104 @@
+"""The states that attacked rounds start from: each defense is trained once, and kept in the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from leaktight.audits.experiment import state_key
+from leaktight.audits.plan import Entry, Experiment, slug
+from leaktight.core.errors import LeaktightError
+from leaktight.core.files import write_private
+from leaktight.core.protocols import Defense
+from leaktight.core.tensors import pack
+from leaktight.engines.training import train
+from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.local import evaluate
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary
+
+
+@dataclass(frozen=True)
+class States:
+    """packed: by `state_key`. accuracy: of the model that a round starts from, by the same key.
+
+    training: by defense the summary of its training, where there was any. failed: by defense why it ended early.
+    """
+
+    packed: Mapping[str, bytes] = field(default_factory=dict)
+    accuracy: Mapping[str, float | None] = field(default_factory=dict)
+    training: Mapping[str, TrainingSummary] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def prepare_states(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    whole: bool = False,
+    workers: int | None = None,
+    told: Callable[[str, Round], None] = lambda defense, row: None,
+) -> States:
+    """Train every defense's federation up to its last attacked round, or through all rounds if `whole`.
+
+    told: called with the defense and every finished round, those of an earlier run included.
+    """
+    packed: dict[str, bytes] = {}
+    accuracy: dict[str, float | None] = {}
+    training: dict[str, TrainingSummary] = {}
+    failed: dict[str, str] = {}
+    for defense in experiment.defenses if experiment.trains or whole else ():
+        federation = experiment.trained(defense)
+        try:
+            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, told)
+        except LeaktightError as error:
+            if defense.name == UNDEFENDED:
+                raise
+            failed[defense.name] = " ".join(str(error).split())
+            continue
+        rows = training[defense.name].rounds
+        for round_index in experiment.rounds if experiment.trains else ():
+            key = state_key(defense.name, round_index)
+            accuracy[key] = rows[round_index - 1].accuracy if round_index else _first_accuracy(federation)
+            if round_index:
+                packed[key] = _state_file(folder, defense, round_index).read_bytes()
+            else:
+                packed[key] = pack(federation.first_state().stored())
+    return States(packed, accuracy, training, failed)
+
+
+def _train(
+    experiment: Experiment,
+    defense: Entry[Defense],
+    federation: Federation,
+    folder: Path,
+    whole: bool,
+    workers: int | None,
+    told: Callable[[str, Round], None],
+) -> TrainingSummary:
+    def keep(state: FederationState) -> None:
+        if state.server.round in experiment.rounds:
+            write_private(_state_file(folder, defense, state.server.round), pack(state.stored()))
+
+    return train(
+        federation,
+        RunFolder(folder / "training" / slug(defense.name)),
+        defense_kind=defense.name,
+        workers=workers,
+        after_round=lambda row: told(defense.name, row),
+        after_state=keep,
+        until=None if whole else experiment.rounds[-1],
+    )
+
+
+def _state_file(folder: Path, defense: Entry[Defense], round_index: int) -> Path:
+    return folder / "training" / slug(defense.name) / f"round-{round_index:04d}.safetensors"
+
+
+def _first_accuracy(federation: Federation) -> float | None:
+    """The accuracy before any training, where the server can score the model alone."""
+    if federation.server.scores_on is not None:
+        return None
+    state = federation.first_state().server
+    return evaluate(federation.trainer, state.params, state.buffers, federation.dataset.test).accuracy

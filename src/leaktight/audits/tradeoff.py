@@ -1,0 +1,137 @@
+"""Leakage against accuracy against time: one row for each defense, those that no other beats, and a recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from leaktight.audits.cells import CellTrials
+from leaktight.results.schema import (
+    UNDEFENDED,
+    Leak,
+    Plain,
+    Recommendation,
+    Tradeoff,
+    TradeoffRow,
+    TrainingSummary,
+    Verdict,
+)
+
+METRIC = "ssim"
+SAME_TIME = 0.1
+"""Times per round that differ by less than a tenth count as equal: machines are not steadier than that."""
+
+
+class Figures(NamedTuple):
+    """The three things that a defense is weighed by."""
+
+    leak: float
+    accuracy: float
+    seconds: float
+
+    def beats(self, other: Figures) -> bool:
+        """Whether these are at least as good in all three, and better in one."""
+        slower = self.seconds > other.seconds * (1 + SAME_TIME)
+        faster = self.seconds * (1 + SAME_TIME) < other.seconds
+        if self.leak > other.leak or self.accuracy < other.accuracy or slower:
+            return False
+        return self.leak < other.leak or self.accuracy > other.accuracy or faster
+
+
+def figures_of(row: TradeoffRow) -> Figures | None:
+    """What is weighed, if all of it is known."""
+    if row.leak.worst is None or row.accuracy is None or row.seconds_per_round is None:
+        return None
+    return Figures(row.leak.worst, row.accuracy, row.seconds_per_round)
+
+
+def make_row(
+    defense: str, settings: Mapping[str, Plain], cells: Sequence[CellTrials], training: TrainingSummary | None
+) -> TradeoffRow:
+    """training: of the federation with this defense; None where it failed. Its median round gives the time: the first
+    one of a run also starts the worker processes."""
+    own = [cell for cell in cells if cell.role == "attack" and cell.defense == defense and cell.values(METRIC)]
+    worst = max(own, key=lambda cell: max(cell.values(METRIC).values()), default=None)
+    place = None if worst is None else worst.most_leaking(METRIC)
+    interval = None if worst is None else worst.interval(METRIC)
+    return TradeoffRow(
+        defense=defense,
+        settings=dict(settings),
+        leak=Leak(
+            metric=METRIC,
+            worst=None if worst is None or place is None else worst.values(METRIC)[place],
+            average=None if interval is None else interval.mean,
+            attack=None if worst is None else worst.attack,
+            psnr=None if worst is None or place is None else worst.values("psnr").get(place),
+        ),
+        accuracy=training.final.accuracy if training else None,
+        seconds_per_round=median(row.seconds for row in training.rounds) if training else None,
+        cost_share=training.defense.share_of_time if training else None,
+        on_front=False,
+    )
+
+
+def front(rows: Sequence[TradeoffRow]) -> list[bool]:
+    """Which rows no other row beats, among those whose figures are all known."""
+    known = [figures_of(row) for row in rows]
+    others = [each for each in known if each is not None]
+    return [own is not None and not any(other.beats(own) for other in others) for own in known]
+
+
+def weigh(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Tradeoff:
+    """The `tradeoff` part of `summary.json`."""
+    placed = (row.model_copy(update={"on_front": best}) for row, best in zip(rows, front(rows), strict=True))
+    return Tradeoff(rows=tuple(placed), recommendation=recommend(rows, verdicts))
+
+
+def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recommendation:
+    """Among the defenses against which no attacker found a leak, the one that keeps most accuracy.
+
+    Where there is none, nothing is recommended, and the one that leaks least is named. Nothing can be recommended
+    either where no attack works without a defense.
+    """
+    words = {row.defense: [each for each in verdicts if each.defense == row.defense] for row in rows}
+    base = next((row for row in rows if row.defense == UNDEFENDED), None)
+    if base is None or all(each.verdict == "cannot-conclude" for each in words[UNDEFENDED]):
+        return Recommendation(
+            defense=None,
+            because="No attack works even without a defense, so nothing was learnt about any of them; "
+            "use stronger attacks or an easier update.",
+        )
+    others = [row for row in rows if row.defense != UNDEFENDED and row.accuracy is not None]
+    safe = [row for row in others if words[row.defense] and all(v.verdict == "not-found" for v in words[row.defense])]
+    if safe:
+        best = max(safe, key=lambda row: (row.accuracy or 0.0, -(row.seconds_per_round or 0.0)))
+        return Recommendation(defense=best.defense, because=_praise(best, base, safe))
+    scored = [row for row in others if row.leak.worst is not None]
+    least = min(scored, key=lambda row: row.leak.worst or 0.0, default=None)
+    if least is None:
+        return Recommendation(defense=None, because="No defense could be judged; see the flags for the reasons.")
+    return Recommendation(
+        defense=None,
+        because=f"None of these defenses passed: {least.defense} leaks least ({_leak(least)}), "
+        f"at {_accuracy(least)} accuracy. Raise its strength, combine it with another, or use larger batches.",
+    )
+
+
+def _praise(best: TradeoffRow, base: TradeoffRow, safe: Sequence[TradeoffRow]) -> str:
+    among = "the only defense" if len(safe) == 1 else f"of {len(safe)} defenses the one with the highest accuracy"
+    time = ""
+    if best.seconds_per_round and base.seconds_per_round:
+        ratio = best.seconds_per_round / base.seconds_per_round
+        same = abs(ratio - 1) <= SAME_TIME
+        time = " A round takes about as long." if same else f" A round takes {ratio:.1f} times as long."
+    return (
+        f"{best.defense} is {among} against which these attacks found no leak: {_leak(best)} against {_leak(base)} "
+        f"without a defense; accuracy {_accuracy(best)} against {_accuracy(base)}.{time} "
+        "It holds for these attacks, this scenario and these settings alone."
+    )
+
+
+def _leak(row: TradeoffRow) -> str:
+    return "no score" if row.leak.worst is None else f"SSIM {row.leak.worst:.2f} at worst"
+
+
+def _accuracy(row: TradeoffRow) -> str:
+    return "unknown" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"

@@ -1,0 +1,130 @@
+"""What is settled before the first round: what server and clients have in common, and how the rounds go."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import nn
+
+from leaktight.core.errors import OutsideBudgetError, UsageError
+from leaktight.core.protocols import Aggregator, Defense
+from leaktight.core.rng import Rng
+from leaktight.fl.local import Trainer
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a federation is. Its server and all its clients refer to this one value.
+
+    trainer: the network as the defense has prepared it, its task and mode, local training, the defense.
+    """
+
+    trainer: Trainer
+    aggregator: Aggregator
+
+    @property
+    def defense(self) -> Defense:
+        return self.trainer.defense
+
+    def with_defense(self, defense: Defense, *, rng: Rng) -> Setup:
+        """The same with this defense, and with the network that it makes of the present one."""
+        model = defense.prepare(copy.deepcopy(self.trainer.model), rng=rng)
+        return replace(self, trainer=replace(self.trainer, model=model, defense=defense))
+
+    def check_counted(self, scores_on: str | None) -> None:
+        """Raise `OutsideBudgetError` where a method would release what the defense's privacy budget does not count."""
+        defense, aggregator = self.defense, self.aggregator
+        if not defense.private:
+            return
+        own = type(defense).__name__
+        exact = [name for name in sorted(aggregator.needs) if name != "num_examples"]
+        exact += [kind for kind, asked in (*aggregator.questions.items(), *defense.questions.items()) if asked.exact]
+        if exact:
+            raise OutsideBudgetError(
+                f"{type(aggregator).__name__} has clients send figures of their data ({', '.join(exact)}) that the "
+                f"epsilon of {own} does not count; choose another aggregator, such as fedavg, or another defense"
+            )
+        if scores_on is not None:
+            raise OutsideBudgetError(
+                f"clients would score models on {scores_on} examples, which the epsilon of {own} does not count; "
+                'set federation.evaluate = "server", with a defense that needs no private parts'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationPlan:
+    """How a federation runs: how many rounds, how many clients in each, and how few may answer.
+
+    per_round: clients drawn in each round (None: all).
+    min_clients: a round in which fewer answer fails (None: all that were drawn).
+    evaluate: where the global model is scored: on the "server"'s test set or on the "clients"' validation examples.
+        With a defense whose private parts the model needs, every client scores the server's test set with its own.
+    evaluate_every: score after every so many rounds, and always after the last.
+    timeout: seconds to wait for answers where clients are elsewhere (Flower); who has not answered by then has failed.
+        None: for ever.
+    """
+
+    rounds: int = 10
+    per_round: int | None = None
+    min_clients: int | None = None
+    evaluate: Literal["server", "clients"] = "server"
+    evaluate_every: int = 1
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise ValueError(f"expected timeout > 0 seconds, got {self.timeout}")
+        for name in ("rounds", "per_round", "min_clients", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"expected {name} >= 1, got {value}")
+        if self.per_round and self.min_clients and self.min_clients > self.per_round:
+            raise ValueError(f"expected min_clients <= per_round, got {self.min_clients} > {self.per_round}")
+
+    def scores_round(self, round_index: int) -> bool:
+        return (round_index + 1) % self.evaluate_every == 0 or round_index + 1 == self.rounds
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows from the start. sizes: training examples by client.
+
+    drawn: the clients of every round, where they are not left to chance.
+    network: what a malicious server hands out in place of the network that was agreed on.
+    """
+
+    setup: Setup
+    sizes: Mapping[str, int]
+    plan: FederationPlan
+    rng: Rng
+    drawn: tuple[str, ...] | None = None
+    network: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        drawn = self.plan.per_round or len(self.sizes)
+        if drawn > len(self.sizes):
+            raise UsageError(f"expected per_round <= clients, got per_round {drawn} > {len(self.sizes)} clients")
+        if (self.plan.min_clients or 0) > drawn:
+            raise UsageError(f"expected min_clients <= clients, got {self.plan.min_clients} > {drawn}")
+        smallest, local = min(self.sizes, key=self.sizes.__getitem__), self.setup.trainer.local
+        if local.batch_size > self.sizes[smallest]:
+            raise UsageError(
+                f"expected batch_size <= each client's examples, got batch_size {local.batch_size} > "
+                f"{self.sizes[smallest]} of {smallest}; lower local.batch_size or give clients more data"
+            )
+        if self.setup.aggregator.update_kind == "gradient" and local.num_steps(max(self.sizes.values())) != 1:
+            raise UsageError(
+                "a gradient update is one local step; set local.steps = 1, or choose an aggregator of model changes"
+            )
+        self.setup.check_counted(self.scores_on)
+
+    @property
+    def scores_on(self) -> Literal["validation", "test"] | None:
+        """On which examples clients score the global model; None where the server does it alone."""
+        if self.plan.evaluate == "clients":
+            return "validation"
+        return "test" if self.setup.defense.private_parts else None

@@ -1,0 +1,150 @@
+"""Attacks on a captured update: what a worker process runs, and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from leaktight.audits.attempt import Attempted, Finished, attempt, picture_paths
+from leaktight.audits.judge import judge, strip
+from leaktight.audits.ledger import LABELS_FOUND, threat_of
+from leaktight.audits.plan import AttackEntry, slug
+from leaktight.core.inputs import require_inputs
+from leaktight.core.rng import Rng
+from leaktight.core.threat import Knowledge, ThreatModel
+from leaktight.core.types import Batch, Reconstruction
+from leaktight.inspections.captured import Captured
+from leaktight.inspections.files import TrueExamples
+from leaktight.metrics import BuiltMetrics, Resources, build_metrics
+from leaktight.models.surgery import has_batch_norm
+from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome
+from leaktight.runtime.executor import Tell
+
+CAPTURED = "captured update"
+METRICS = ("psnr", "mse", "ssim", "lpips_alex")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is tried on a captured update; the task of a worker process.
+
+    truth: for the judge alone. assumed: what nobody said and was taken for granted.
+    """
+
+    captured: Captured
+    attacks: Sequence[AttackEntry]
+    truth: TrueExamples | None
+    assumed: Sequence[str]
+    source: str
+    seed: int
+    data_root: Path
+
+    def __post_init__(self) -> None:
+        for entry in self.attacks:
+            require_inputs(entry.name, entry.value.takes, self.captured.seen.inputs)
+
+    @cached_property
+    def metrics(self) -> BuiltMetrics:
+        return build_metrics(METRICS, Resources(root=self.data_root))
+
+    @cached_property
+    def by_id(self) -> dict[str, AttackEntry]:
+        return {f"captured.{slug(entry.name)}.t000.r000": entry for entry in self.attacks}
+
+    @property
+    def threat(self) -> ThreatModel:
+        """Who the user is: whoever captured the update knows what was said about it."""
+        seen = self.captured.seen
+        facts = {
+            Knowledge.BATCH_SIZE: True,
+            Knowledge.LABELS: seen.labels is not None,
+            Knowledge.LOCAL_TRAINING: seen.local_training is not None,
+            Knowledge.BUFFERS: seen.update.buffers is not None,
+        }
+        return ThreatModel(knows=frozenset(fact for fact, known in facts.items() if known))
+
+    @property
+    def true_labels(self) -> Tensor | None:
+        """From the file of the truth, or else those disclosed, which are in the order of the images."""
+        labels = self.captured.settings.labels
+        if self.truth is not None and self.truth.labels is not None:
+            return self.truth.labels
+        return None if labels is None else torch.tensor(labels)
+
+    def __call__(self, job: str, tell: Tell[object]) -> Finished:
+        """Run the attack of this id: its trial, and its pictures."""
+        return attempt(self._head(job), lambda: self._run(job))
+
+    def _head(self, name: str) -> TrialHead:
+        entry = self.by_id[name]
+        return TrialHead(
+            schema_version=SCHEMA_VERSION,
+            id=name,
+            attack=entry.name,
+            attack_settings=dict(entry.settings),
+            role=entry.role,
+            defense=CAPTURED,
+            defense_settings={},
+            adaptive=False,
+            trial=0,
+            round=0,
+            client=self.source,
+            seed=self.seed,
+            threat=threat_of(self.threat),
+            model_accuracy=None,
+        )
+
+    def _run(self, name: str) -> Attempted:
+        entry = self.by_id[name]
+        rng = Rng(self.seed).child("inspect", entry.name).detached()
+        found = entry.value.reconstruct([self.captured.seen], rng=rng)
+        labels = self.true_labels
+        judged = None
+        if self.truth is not None:
+            truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
+            judged = judge(found.guess, truth, self.metrics)
+        ledger = self._ledger(entry, found)
+        read = judged is not None and labels is not None and ledger.labels in LABELS_FOUND
+        true_path, guess_path = picture_paths(name)
+        height, width = found.guess.inputs.shape[-2:]
+        outcome = TrialOutcome(
+            ledger=ledger,
+            scores=judged.scores if judged else dict.fromkeys(METRICS),
+            metrics=judged.notes if judged else {},
+            label_accuracy=judged.label_accuracy if judged and read else None,
+            labels=tuple(found.guess.targets.tolist()),
+            loss=found.loss,
+            first_loss=found.first_loss,
+            images=Pictures(
+                truth=true_path if judged else None,
+                guess=guess_path,
+                size=judged.size if judged else (height, width),
+                count=judged.count if judged else len(found.guess.inputs),
+            ),
+        )
+        if judged is None:
+            return outcome, {guess_path: strip(found.guess.inputs)}
+        return outcome, {true_path: judged.truth, guess_path: judged.guess}
+
+    def _ledger(self, entry: AttackEntry, found: Reconstruction) -> Ledger:
+        captured, local = self.captured, self.captured.seen.local_training
+        steps, count = captured.num_steps, captured.settings.num_examples
+        return Ledger(
+            labels=entry.value.labels_from,
+            batch_size=count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
+            num_examples=count,
+            local_steps="unknown" if steps is None else steps,
+            learning_rate="unknown" if local is None else local.learning_rate,
+            mode=captured.settings.mode,
+            batch_norm=has_batch_norm(captured.bare),
+            buffers_known=captured.seen.update.buffers is not None,
+            init="captured",
+            stage="captured",
+            defense_known=False,
+            assumed=(*self.assumed, *(str(note) for note in found.notes.get("assumed", ()))),
+        )

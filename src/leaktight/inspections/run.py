@@ -1,0 +1,191 @@
+"""An inspection from beginning to end in its folder, and what is concluded: no more than the user's files can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
+from leaktight.audits.checks import FALLEN, Evidence, Raised, raise_flags
+from leaktight.audits.ledger import LABELS_FOUND, threat_of
+from leaktight.audits.run import Watcher, run_missing
+from leaktight.audits.summary import cell_of
+from leaktight.audits.verdict import judge_defense
+from leaktight.core.types import Batch
+from leaktight.inspections.captured import Captured
+from leaktight.inspections.checks import check_capture, flag
+from leaktight.inspections.inspection import CAPTURED, Inspection
+from leaktight.inspections.truth import check_truth
+from leaktight.models.source import Normalize
+from leaktight.results.folder import RunFolder
+from leaktight.results.schema import (
+    SCHEMA_VERSION,
+    Cell,
+    Flag,
+    Plain,
+    Summary,
+    Verdict,
+    Word,
+    common_ledger,
+    metrics_of,
+)
+from leaktight.results.store import open_store
+from leaktight.runtime.executor import Executor
+
+WELL_FALLEN = 0.1
+UNLIKELY = 0.05
+_SHARED_CHECKS = frozenset({"loss-did-not-fall", "not-finite", "trials-failed"})
+
+
+def run_inspection(
+    inspection: Inspection,
+    folder: RunFolder,
+    *,
+    executor: Executor,
+    scenario: Mapping[str, Plain],
+    command: str,
+    watcher: Watcher | None = None,
+) -> Summary:
+    """Run the attacks that are missing, write `summary.json`, and give it.
+
+    Without the truth there are no scores, and no success rate.
+    """
+    store = open_store(folder.path)
+    run_missing(inspection, list(inspection.by_id), store, executor, watcher or Watcher())
+    trials = [store.trials[name] for name in inspection.by_id]
+    cells = gather(trials, inspection.seed)
+    scored = inspection.truth is not None
+    shared = _SHARED_CHECKS | ({"no-control"} if scored else set())
+    raised = [each for each in raise_flags(Evidence(cells)) if each.check.code in shared]
+    summary = Summary(
+        schema_version=SCHEMA_VERSION,
+        run=str(folder.path),
+        command=command,
+        scenario=dict(scenario),
+        cells=tuple(_cell(cell, raised, scored=scored) for cell in cells),
+        metrics=metrics_of(trials),
+        leaked_if=LEAKED_IF,
+        verdicts=(_verdict(inspection, cells),),
+        flags=(*_flags(inspection, cells), *(each.flag for each in raised)),
+        ledger=common_ledger(trials),
+        training_failed={},
+        tradeoff=None,
+        over_time=None,
+        truth_given=scored,
+    )
+    folder.write_summary(summary)
+    return summary
+
+
+def _cell(cell: CellTrials, raised: Sequence[Raised], *, scored: bool) -> Cell:
+    trial, found = cell.trials[0], cell_of(cell, raised)
+    told = {"loss": trial.loss, "first_loss": trial.first_loss, "labels": trial.labels}
+    return found.model_copy(update=told if scored else {**told, "success_rate": None})
+
+
+def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
+    found = check_capture(inspection.captured)
+    if inspection.truth is None:
+        found.append(
+            flag(
+                "no-truth",
+                "the true images are not known",
+                "nothing could be scored; give --truth, or judge the pictures by eye",
+                "no score, no control, no verdict",
+            )
+        )
+    labels = inspection.true_labels
+    if inspection.truth is not None and labels is not None:
+        wrong = check_truth(inspection.captured, Batch(inspection.truth.images, labels))
+        found += [] if wrong is None else [wrong]
+    best = min(map(_rank, cells), default=1.0)
+    if best > WELL_FALLEN and not _normalises(inspection.captured):
+        found.append(
+            flag(
+                "normalisation-unstated",
+                "no attack's loss fell to a tenth, and nothing says how the network's inputs were normalised",
+                "if training normalised images outside of the network, give --mean and --std; check --mode, too",
+                f"at best it fell to {best:.2g} of where it began",
+            )
+        )
+    return found
+
+
+def _normalises(captured: Captured) -> bool:
+    inside = (isinstance(each, Normalize) or _named_so(each) for each in captured.bare.modules())
+    return bool(captured.settings.mean) or any(inside)
+
+
+def _named_so(module: nn.Module) -> bool:
+    return "normaliz" in type(module).__name__.lower()
+
+
+def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
+    """leaks: the truth was reconstructed. partly: its labels were read. Otherwise nothing can be concluded."""
+    attacks = [cell for cell in cells if cell.role == "attack"]
+    threat = threat_of(inspection.threat)
+    done = [cell for cell in attacks if cell.done]
+    if not done or any(cell.leaked for cell in attacks):
+        return judge_defense(CAPTURED, threat, attacks, {})
+    best = min(done, key=_rank)
+    if inspection.truth is None:
+        word, because = _unscored(best)
+    else:
+        best = max(done, key=lambda cell: cell.values("ssim").get(cell.trials[0].id, -1.0))
+        word, because = _not_reconstructed(inspection, best, done)
+    return Verdict(
+        defense=CAPTURED,
+        threat=threat,
+        verdict=word,
+        because=because,
+        worst_attack=best.attack,
+        trial_id=best.trials[0].id,
+    )
+
+
+def _unscored(best: CellTrials) -> tuple[Word, str]:
+    start = "without the true images nobody can score this; look at the pictures."
+    fall = _fall(best)
+    trial = best.done[0]
+    if fall is None:
+        told = f"{best.attack} has no loss to go by."
+    elif fall > FALLEN:
+        told = "no attack's own loss fell, so that its picture shows where it began and nothing of the update."
+    else:
+        told = (
+            f"{best.attack}'s matching loss fell from {trial.first_loss:.3g} to {trial.loss:.3g}, {fall:.2g} of "
+            "where it began: the lower, the better the picture explains the update, which does not prove it true."
+        )
+    read = trial.ledger.labels in LABELS_FOUND
+    labels = f" Labels read from the update: {', '.join(map(str, trial.labels or ()))}." if read else ""
+    return "cannot-conclude", f"{start} {told}{labels}"
+
+
+def _not_reconstructed(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]) -> tuple[Word, str]:
+    chance = inspection.captured.seen.num_classes ** -float(inspection.captured.settings.num_examples)
+    reader = next((cell for cell in done if cell.done[0].label_accuracy == 1.0), None)
+    score = best.done[0].score("ssim")
+    scored = "no score is finite" if score is None else f"SSIM {score:.2f} at best, by {best.attack}"
+    control = best.control("ssim")
+    beside = "" if control is None else f" (without the update {control:.2f})"
+    told = f"{', '.join(cell.attack for cell in done)} did not reconstruct it: {scored}{beside}"
+    if reader is not None and chance < UNLIKELY:
+        return "partly", f"{told}; but {reader.attack} read all its labels from the update."
+    return "cannot-conclude", (
+        f"{told}. One update cannot tell a defense from a weak attack or a wrong setting: see the flags, give attacks "
+        "more iterations, or try them with `leaktight audit` on a federation like this one."
+    )
+
+
+def _rank(cell: CellTrials) -> float:
+    fall = _fall(cell)
+    return 1.0 if fall is None else fall
+
+
+def _fall(cell: CellTrials) -> float | None:
+    """An attack's last loss as a share of its first."""
+    if cell.role != "attack" or not cell.done:
+        return None
+    first, last = cell.done[0].first_loss, cell.done[0].loss
+    return None if first is None or last is None or first <= 0 else last / first

@@ -1,0 +1,214 @@
+"""Worker processes: one thread each. They leave Ctrl-C to the main process, and never outlive it.
+
+A script that starts them needs the usual `if __name__ == "__main__":`, as every process imports the script again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.queues import SimpleQueue
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import LeaktightError
+from leaktight.runtime.executor import Executor, Inline, J, M, R, Told, Work, Workers, in_order, unheard
+from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
+
+_POLL_SECONDS = 0.1
+_worker: dict[str, Any] = {}  # filled when a worker process starts, or while this process is one (`Alone`)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_worker() -> bool:
+    """Whether this is a worker process, which should start no others: the cores are taken."""
+    return bool(_worker)
+
+
+def become_worker() -> None:
+    """Make this process a worker, of Leaktight's own or of Ray's: one thread, and it starts no others."""
+    torch.set_num_threads(1)
+    _worker["here"] = True
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch on one thread, as worker processes do: the same bits whatever the number of processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes on this machine, even for a single job: it is computed exactly as one of many.
+
+    number: how many (None: one for every core). preload: modules that all of them need beside that of the work; they
+    are imported once, and not by every process.
+    """
+
+    number: int | None = None
+    preload: tuple[str, ...] = ()
+
+    @contextmanager
+    def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
+        context = _context([work.__module__, *self.preload])
+        number = self.number or available_cores()
+        watched, life = context.Pipe(duplex=False)
+        channel = context.SimpleQueue()
+        pool = ProcessPoolExecutor(
+            number, mp_context=context, initializer=_begin, initargs=(watched, channel, *without_examples(work))
+        )
+        try:
+            yield _Pool(pool, number, channel, life)
+        except BaseException:
+            life.close()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            life.close()
+            watched.close()
+            channel.close()
+
+
+@dataclass(frozen=True)
+class Alone:
+    """This process, as a worker: one thread, and the work starts no processes. Nothing is pickled."""
+
+    @contextmanager
+    def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
+        before = dict(_worker)
+        with one_thread(), Inline().start(work) as workers:
+            _worker["here"] = True
+            try:
+                yield workers
+            finally:
+                _worker.clear()
+                _worker.update(before)
+
+
+def on_this_machine(number: int | None) -> Executor:
+    """So many processes (None: one for every core); one is this process."""
+    number = number or available_cores()
+    return Inline() if number == 1 else Processes(number)
+
+
+def run_all(
+    work: Work[J, M, R],
+    jobs: Iterable[J],
+    *,
+    workers: int,
+    told: Told[M] = unheard,
+    done: Callable[[int, R], None] = unheard,
+) -> list[R]:
+    """The results of `work` on every job, in the order of the jobs.
+
+    told: called with a job's place and what its work tells. done: the same with its result, once it is there.
+    One worker is this process, and so it is for a single job.
+    """
+    waiting = iter(jobs)
+    first = list(islice(waiting, 2))
+    with on_this_machine(workers if len(first) > 1 else 1).start(work) as started:
+        return in_order(started.run(chain(first, waiting), told=told), done)
+
+
+@dataclass(frozen=True)
+class _Pool(Generic[J, M, R]):
+    """The main process's side. life: what the workers watch; they end when it is closed."""
+
+    pool: ProcessPoolExecutor
+    number: int
+    channel: SimpleQueue[bytes]
+    life: Connection
+
+    def run(
+        self, jobs: Iterable[J], *, shared: Sequence[object] = (), told: Told[M] = unheard
+    ) -> Generator[tuple[int, R], None, None]:
+        common = [in_shared_memory(value) for value in shared]
+        waiting = enumerate(jobs)
+        running: dict[Future[bytes], int] = {}
+        try:
+            while True:
+                while len(running) <= self.number and (following := next(waiting, None)) is not None:
+                    place, job = following
+                    running[self.pool.submit(_run, place, dumped(job, shared), common)] = place
+                if not running:
+                    return
+                finished, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                while not self.channel.empty():
+                    told(*loaded(self.channel.get()))
+                for future in finished:
+                    yield running.pop(future), loaded(future.result())
+        except BrokenProcessPool as error:
+            raise LeaktightError(
+                "a worker process died (killed, or out of memory?); continue with --resume, or use fewer --workers; "
+                'a script of your own needs `if __name__ == "__main__":` around its work'
+            ) from error
+        except BaseException:
+            self.life.close()
+            raise
+
+
+def _context(preload: list[str]) -> Any:
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(preload)
+    return context
+
+
+def _begin(life: Connection, channel: SimpleQueue[bytes], work: bytes, examples: list[object]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process handles it
+    become_worker()
+    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
+    _worker["channel"], _worker["work"] = channel, loaded(work, examples)
+
+
+def _end_with(life: Connection) -> None:
+    """A worker ends when the main process closes its end of the pipe, or dies, even killed."""
+    parent = multiprocessing.parent_process()
+    wait_for([life] if parent is None else [life, parent.sentinel])
+    os._exit(1)
+
+
+def _run(place: int, job: bytes, common: list[Tensor]) -> bytes:
+    """Jobs, results and messages are bytes here: as tensors in shared memory they would cost file handles."""
+
+    def tell(message: object) -> None:
+        _worker["channel"].put(dumped((place, message)))
+
+    try:
+        shared = [loaded(value.numpy().tobytes()) for value in common]
+        return dumped(_worker["work"](loaded(job, shared), tell))
+    except Exception as error:
+        if _portable(error):
+            raise
+        raise LeaktightError(f"{type(error).__name__}: {error}") from None
+
+
+def _portable(error: Exception) -> bool:
+    """Whether an error survives the way to the main process; one that does not would break the pool."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from tests.results.made import made_trial, panel
+
+from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, gather, leaks
+from leaktight.results.schema import Trial
+
+
+def cell_of(lines: list[Trial], defense: str, attack: str = "csdlg") -> CellTrials:
+    return next(cell for cell in gather(lines, 0) if (cell.defense, cell.attack) == (defense, attack))
+
+
+@pytest.mark.parametrize(
+    ("ssim", "psnr", "leaked"),
+    [
+        ([0.65], [10.0], True),
+        ([0.55], [10.0], False),
+        ([0.2], [25.0], True),
+        ([0.2], [19.0], False),
+        ([0.1, 0.9], [5.0, 5.0], True),
+        ([None, 0.1], [None, 5.0], False),
+    ],
+    ids=["ssim", "ssim below", "psnr", "psnr below", "one of two", "not finite"],
+)
+def test_a_trial_leaks_by_either_score(ssim: list[float | None], psnr: list[float | None], leaked: bool) -> None:
+    controls = {"ssim": [0.3] * len(ssim), "psnr": [12.0] * len(ssim)}
+    assert leaks(made_trial("none", "csdlg", ssim=ssim, psnr=psnr), controls) is leaked
+
+
+@pytest.mark.parametrize("metric", THRESHOLDS)
+def test_a_score_that_hardly_beats_the_control_is_no_leak(metric: str) -> None:
+    least, margin = THRESHOLDS[metric]
+    trial = made_trial(scores={"ssim": [0.0], "psnr": [0.0]} | {metric: [least + 0.01]})
+    assert leaks(trial, {metric: [least + 0.01 - margin]})
+    assert not leaks(trial, {metric: [least + 0.02 - margin]})
+
+
+def test_controls_are_those_of_the_same_victim_the_best_for_each_example() -> None:
+    lines = [
+        made_trial("none", "mean_image", 0, ssim=[0.1, 0.5], role="control"),
+        made_trial("none", "prior_only", 0, ssim=[0.3, None], role="control"),
+        made_trial("none", "mean_image", 1, ssim=[0.9, 0.9], role="control"),
+        made_trial("none", "csdlg", 0, ssim=[1.0, 1.0]),
+    ]
+    assert best_controls(lines)["none", 0, 0]["ssim"] == [0.3, 0.5]
+
+
+def test_a_cell_is_what_its_lines_say() -> None:
+    lines = [*panel(trials=4), made_trial("noise", "csdlg", 4, status="failed", error="no", scores={})]
+    cell = cell_of(lines, "noise")
+    assert (len(cell.trials), len(cell.done), cell.success_rate) == (5, 4, 0.0)
+    interval, gain = cell.interval("ssim"), cell.gain("ssim")
+    assert interval is not None
+    assert interval.mean == pytest.approx(sum(cell.values("ssim").values()) / 4)
+    assert cell.most_leaking() == "noise.csdlg.t003.r000"
+    assert cell.control("ssim") == pytest.approx(0.25)
+    assert gain is not None
+    assert gain.mean == pytest.approx(0.3015 - 0.25)
+    assert cell_of(lines, "none").success_rate == 1.0
+
+
+def test_a_low_mse_is_the_most_leaking_one() -> None:
+    lines = [
+        made_trial("none", "csdlg", n, scores={"mse": [0.1 * (n + 1)], "psnr": [1.0], "ssim": [0.0]}) for n in (0, 1)
+    ]
+    cell = cell_of(lines, "none")
+    assert cell.most_leaking("mse") == "none.csdlg.t000.r000"

@@ -1,0 +1,76 @@
+"""The commands inside this process: bad input, and what they say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.audits.scenes import SMALL
+
+from leaktight.cli.app import main
+
+
+class Here:
+    """The command line with its exit code and what it printed."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("LEAKTIGHT_DATA", str(folder / "data"))
+        (folder / "small.toml").write_text(SMALL)
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["leaktight", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = self.capsys.readouterr()
+        return int(stopped.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attack", "csdgl"], "did you mean 'csdlg'?"),
+        (["--defense", "outposts"], "did you mean 'outpost'?"),
+        (["--set", "audit.trial=1"], "did you mean 'trials'?"),
+        (["--set", "audit.local=3"], "expected a table [audit.local]"),
+        (["--set", "audit.attack_round=9"], "rounds count from 0"),
+        (["--workers", "many"], "expected workers"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_two(
+    here: Here, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    for command in ("audit", "tradeoff"):
+        code, out, errors = here(command, "small.toml", *arguments)
+        assert (code, out) == (2, "")
+        assert message in errors
+        assert len(errors.strip().splitlines()) == 1, errors
+    assert not (tmp_path / "runs").exists(), "nothing half-written"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_any_work(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, errors = here("audit", "small.toml", "--out", "file/run")
+    assert (code, out) == (1, "")
+    assert "cannot write to file/run" in errors.splitlines()[-1]
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(here: Here, tmp_path: Path) -> None:
+    code, out, errors = here("audit", "small.toml", "--dry-run", "--trials", "7", "--defense", "clipping")
+    assert (code, out) == (0, "")
+    assert "35 attacks: csdlg (attack), mean_image (control) on none, clipping; csdlg who knows clipping" in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("seed = 1\n")
+    assert "add --resume" in here("audit", "small.toml", "--out", "run")[2]
+    assert "other settings" in here("audit", "small.toml", "--out", "run", "--resume")[2]
