@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from string import ascii_lowercase
 from types import TracebackType
 
@@ -12,8 +12,8 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from leaktight.audits.plan import Experiment
-from leaktight.audits.run import Watcher
-from leaktight.cli.console import say
+from leaktight.audits.run import Watcher, check_something_ran
+from leaktight.cli.console import print_json, resumable, say
 from leaktight.cli.display import MISSING, progress_bars, shown
 from leaktight.report.words import defense_words, fact
 from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Tradeoff, Trial, Word
@@ -67,6 +67,28 @@ class AuditDisplay(Watcher):
         self.progress.update(self.trials, completed=self.done)
         if not self.console.is_terminal:
             say(self.console, f"{self.done} of {self.total}: {trial_words(trial)}")
+
+
+def run_and_print(
+    path: Path,
+    run: Callable[[AuditDisplay], Summary],
+    show: Callable[[Summary, Console], None],
+    *,
+    rounds: int = 0,
+    as_json: bool,
+) -> None:
+    """Run in the folder `path` with a display of the progress, then print the summary by `show` or as JSON."""
+    errors = Console(stderr=True)
+    with resumable(path, errors), AuditDisplay(rounds, errors) as display:
+        summary = run(display)
+    if as_json:
+        print_json(summary.document())
+    else:
+        console = Console()
+        show(summary, console)
+        files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
+        say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
+    check_something_ran(summary)
 
 
 def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:

@@ -33,6 +33,7 @@ from leaktight.inspections.checks import looks_of
 from leaktight.inspections.files import TensorFile, TrueExamples, read_truth, tensor_file
 from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
+from leaktight.report.words import counted
 
 WHERE = "leaktight inspect"
 TABLES = ("seed", "model", "local", "attack")
@@ -251,7 +252,7 @@ def _facts(
     own = f" ({', '.join(said)})" if said else ""
     types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
     return {
-        "data": f"{files}: {_counted(settings.num_examples, 'example')} of "
+        "data": f"{files}: {counted(settings.num_examples, 'example')} of "
         f"{' x '.join(map(str, settings.inputs.shape))}, {seen.num_classes} classes",
         "model": f"{request.model_name}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
         "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
@@ -273,10 +274,6 @@ def _local_words(captured: Captured) -> str:
     if local is None:
         return "unknown; treated as one step on one batch"
     return (
-        f"{_counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
+        f"{counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
         f"{local.batch_size} at learning rate {local.learning_rate:g}"
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
