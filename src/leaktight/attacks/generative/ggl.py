@@ -1,4 +1,4 @@
-"""GGL: a generator's latent whose image explains the update."""
+"""GGL: a search over the latents of a generator."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Regulariser: TypeAlias = Literal["tanh", "kl", "none"]
 class Ggl(Preset):
     """GGL: searches a generator's latent for an image that explains the update, by CMA-ES, Adam or a Gaussian process.
 
-    generator: the one to search. optimizer: "cma_es", "adam" or "bayesian".
-    iterations: of Adam; of the others, questions, each about `population` points (CMA-ES; 10 for "bayesian").
-    regulariser: "tanh", latents in (-1, 1); "kl", the divergence from N(0, 1) with weight `kl`; "none"; None is tanh
-    for CMA-ES and KL for the others. learning_rate: of Adam.
-    expects: the defense whose transform is put on guesses too, at the strength that the update shows.
+    generator: whose latents are searched. optimizer: "cma_es", "adam" or "bayesian".
+    iterations: each evaluates `population` points with CMA-ES, 10 with "bayesian", one with Adam.
+    regulariser: "tanh", latents in (-1, 1); "kl", the divergence from N(0, 1) with weight `kl`; "none"; None: "tanh"
+    for CMA-ES and "kl" for the others. learning_rate: of Adam.
+    expects: a defense that is also applied to guesses, with the strength estimated from the update.
     Reference: Li et al. 2022. Assumes: one example (labels as iDLG), or other labels; a generator of such images; the
     defense, if one is expected.
-    Differs from the paper: Adam's rate falls as a cosine after a rise over the first iterations; the Gaussian process
-    is scikit-learn's, in a trust region as TuRBO-1 has it, with expected improvement.
+    Differs from the paper: Adam's rate has a warm-up and then falls as a cosine; the Gaussian process is
+    scikit-learn's, in a trust region as in TuRBO-1, with expected improvement.
     """
 
     generator: GeneratorSource

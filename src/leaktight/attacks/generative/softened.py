@@ -1,7 +1,8 @@
-"""Max-pooling made smooth for an attacker's guesses: its gradients jump wherever another pixel becomes the largest.
+"""Soft max-pooling for an attacker's guesses.
 
-A search that matches gradients meets such a jump at every turn and stays between two of them. With a mean weighted by
-exp(x / temperature) in place of the maximum the loss is smooth; the temperature falls as the search goes on.
+The gradient of max-pooling jumps when another pixel becomes the largest, and a search that matches gradients gets stuck
+between such jumps. With a mean weighted by exp(x / temperature) in place of the maximum the loss is smooth. The
+temperature falls during the search.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch import Tensor, nn
 from leaktight.attacks.matching.view import Around, View
 from leaktight.core.types import Observation
 
-_ABSENT = -1e4  # a padded place, whose weight is zero
+_ABSENT = -1e4  # value of padding; its weight is zero
 
 
 @dataclass(frozen=True, kw_only=True)
 class Softened(Around):
-    """Match as `inner` does, with the max-pooling of guesses softened, ever less: temperatures from `first` to `last`.
+    """Match as `inner` does, with soft max-pooling in guesses.
 
-    What was observed is compared as it is, so the truth explains it the better the lower the temperature. Networks
-    without max-pooling are left alone.
+    first, last: the temperatures at the start and the end of the search, 0 < last <= first. The observed update is not
+    changed, so the match is exact only at low temperature. Networks without max-pooling are not changed.
     """
 
     first: float = 0.1
@@ -59,7 +60,7 @@ def _can_be_soft(module: nn.Module) -> bool:
 
 
 class SoftPool(nn.Module):
-    """The mean of a window's values, each weighted by exp(value / temperature): the maximum at temperature zero."""
+    """The mean of a window's values weighted by exp(value / temperature); the maximum as temperature goes to 0."""
 
     temperature: Tensor
 
@@ -84,7 +85,7 @@ class SoftPool(nn.Module):
         return ((windows / self.temperature).softmax(-1) * windows).sum(-1)
 
     def _shifted(self, inputs: Tensor, place: tuple[int, ...], sizes: list[int]) -> Tensor:
-        """The value at one place of every window."""
+        """The value at one position of every window."""
         rows, columns = (
             slice(dilation * offset, dilation * offset + stride * (size - 1) + 1, stride)
             for offset, stride, dilation, size in zip(place, self.stride, self.dilation, sizes, strict=True)

@@ -1,7 +1,6 @@
-"""GGL's adaptive transforms: the guess's update is treated as the defense treats updates, as strongly as can be seen.
+"""GGL's adaptive transforms: the defense is applied to the update of the guess too.
 
-The strength is read off the observed update and not off the defense's settings; the attackers of `leaktight.adaptive`
-know those.
+Its strength is estimated from the observed update. The attackers of `leaktight.adaptive` know the defense's settings.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ Expected: TypeAlias = Literal["none", "clipping", "compression", "soteria"]
 
 @dataclass(frozen=True, kw_only=True)
 class AsSeen(Around):
-    """Match as `inner` does, with the updates of guesses transformed as the observed one looks to have been.
+    """Match as `inner` does, with the updates of guesses transformed like the observed one.
 
-    defense: "clipping", to the observed norm of all tensors together; "compression", the smallest entries of each
-    tensor become zero, as many as are zero in the observed one; "soteria", the columns of the last linear layer that
-    are zero in the observed one become zero; "none". A change after several steps is transformed as a whole.
+    defense: "clipping", to the norm of the observed update; "compression", in each tensor as many of the smallest
+    entries become zero as are zero in the observed one; "soteria", the columns of the last linear layer that are zero
+    in the observed update become zero; "none". A change after several steps is transformed as a whole.
     Reference: Li et al., Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage, CVPR 2022.
     """
 
@@ -45,7 +44,7 @@ class AsSeen(Around):
 
 @dataclass(frozen=True)
 class _ClippedTo(Defense):
-    """Clipping of the whole update, as a pure function of tensors."""
+    """Clips the whole update, as a pure function of tensors."""
 
     norm: float
     names: tuple[str, ...]
@@ -58,7 +57,7 @@ class _ClippedTo(Defense):
 
 @dataclass(frozen=True)
 class _WithZeros(Defense):
-    """Compression of each tensor, as a pure function of tensors. zeros: how many entries to remove, by name."""
+    """Compresses each tensor, as a pure function of tensors. zeros: pairs of a name and how many entries to remove."""
 
     zeros: tuple[tuple[str, int], ...]
 
@@ -68,7 +67,7 @@ class _WithZeros(Defense):
 
 
 def _pruned(tensor: Tensor, count: int) -> Tensor:
-    """The tensor without its `count` smallest entries, and without those that are as small as the largest of them."""
+    """The tensor with its `count` smallest entries, and those that equal the largest of them, set to zero."""
     sizes = tensor.detach().abs()
     bound = sizes.flatten().sort().values[count - 1]
     return tensor * (sizes > bound).to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""How often each label occurs, estimated from row sums: Geng's rule, with the refinement for several local steps."""
+"""Geng's rule: counts of labels estimated from row sums, also for updates of several local steps."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
-from leaktight.attacks.matching.initial import Noise
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensors import add
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Observation, Params
+from leaktight.models.source import require_choice
 from leaktight.models.surgery import batch_statistics, mode_of, representation
 
 
 class Behaviour(NamedTuple):
-    """What the network does with dummy images: mean probabilities (C,), mean sum of the features ()."""
+    """Outputs of the network on noise images: mean probabilities (C,), mean sum of the features ()."""
 
     probabilities: Tensor
     features: Tensor
@@ -34,10 +34,10 @@ class Behaviour(NamedTuple):
 class Geng(LabelStrategy):
     """Counts of labels, repeats allowed: K (p_c - sum of row c / O), with p and O, the sum of the features, from noise.
 
-    A delta is first divided by the learning rate, momentum and weight decay accounted for. p and O move linearly from
-    the model sent to the model returned; every step has its part in the sum, and the share of each label is taken as
-    the same in all. Counts are rounded to K by the largest remainders.
-    num_dummies: how many noise images. mode: how batch norm runs on them.
+    For a delta the sum of the gradients of all steps is used, corrected for momentum and weight decay; p and O are
+    interpolated linearly between the model sent and the model returned, and all steps are taken to have the same shares
+    of labels. Counts are rounded to the sum K by largest remainders.
+    num_dummies: number of noise images, >= 2. mode: of batch norm on them.
     Assumes: features whose sum is not near zero; for a delta, LOCAL_TRAINING with SGD.
     Reference: Geng et al., Towards General Deep Leakage in Federated Learning, 2021; Dimitrov et al., Data Leakage in
     Federated Averaging, TMLR 2022.
@@ -47,10 +47,8 @@ class Geng(LabelStrategy):
     mode: Literal["train", "eval"] = "train"
 
     def __post_init__(self) -> None:
-        if self.num_dummies < 2:
-            raise ValueError(f"expected num_dummies >= 2, got {self.num_dummies}")
-        if self.mode not in ("train", "eval"):
-            raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
+        require_at_least(2, num_dummies=self.num_dummies)
+        require_choice("mode", self.mode, ("train", "eval"))
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
         check_count(num_examples)
@@ -68,8 +66,8 @@ class Geng(LabelStrategy):
         return labels_of(round_to_total(shares * num_examples, num_examples))
 
     def _behaviour(self, seen: Observation, head: HeadGradient, params: Params, rng: Rng) -> Behaviour:
-        """The same noise for every model, so that a difference is the model's."""
-        images = Noise(distribution="uniform").draw((self.num_dummies, *seen.inputs.shape), rng.public())
+        """Run a model on noise images, the same for every model."""
+        images = torch.rand(self.num_dummies, *seen.inputs.shape, generator=rng.public())
         weight = params[head.name_of("weight")]
         bias = params.get(head.name_of("bias"))
         model = batch_statistics(seen.model)
@@ -83,7 +81,7 @@ class Geng(LabelStrategy):
 def _shares_of_delta(
     seen: Observation, head: HeadGradient, start: Behaviour, end: Behaviour, num_examples: int
 ) -> Tensor:
-    """The share of each label (C,), from the sum of the gradients of all local steps."""
+    """The fraction of each label (C,), from the sum of the gradients of all local steps."""
     local = seen.local_training
     if local is None or local.optimizer != "sgd":
         raise UsageError("expected local training with sgd for geng, got adam, whose steps hide the gradient's size")
@@ -103,7 +101,7 @@ def _shares_of_delta(
 
 
 def step_effects(local: LocalTraining, num_steps: int) -> list[float]:
-    """How much of each step's gradient, times the learning rate, is in the final change: 1 without momentum.
+    """The factor of each step's gradient, times the learning rate, in the final change: 1 without momentum.
 
     >>> step_effects(LocalTraining(momentum=0.5), 3)
     [1.75, 1.5, 1.0]
@@ -113,8 +111,7 @@ def step_effects(local: LocalTraining, num_steps: int) -> list[float]:
 
 
 def round_to_total(counts: Tensor, total: int) -> Tensor:
-    """Whole numbers >= 0 that sum to `total`: negative counts are dropped, the rest scaled, and what rounding down
-    leaves goes to the largest remainders.
+    """Integers >= 0 with the sum `total`: negative counts become 0, the rest is scaled, rounded by largest remainders.
 
     >>> round_to_total(torch.tensor([1.6, -0.4, 2.8]), 4)
     tensor([1, 0, 3])

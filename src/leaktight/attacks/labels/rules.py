@@ -1,9 +1,8 @@
-"""Which labels stand behind an update: rules that read them from the gradient of the last linear layer.
+"""Rules that read the labels of an update from the gradient of the last linear layer.
 
-With a mean cross-entropy over K examples the gradient of row c is the mean of (p_c - y_c) times the features, and of
-the bias the mean of (p_c - y_c): negative where the label occurs, if features are not negative. A delta is taken as the
-gradient with its sign turned; its scale matters to `Geng` alone. Labels are a sorted multiset (N,), as their order
-cannot be known.
+With a mean cross-entropy over K examples the gradient of weight row c is the mean of (p_c - y_c) times the features,
+and that of bias c the mean of (p_c - y_c): negative for labels that occur, if features are not negative. A delta is
+minus the gradient up to a factor, which only `Geng` needs. Labels are returned sorted, (N,); their order is unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["BiasCorrected", "Geng", "Given", "Idlg", "Joint", "LabelStrategy", "
 
 @dataclass(frozen=True, kw_only=True)
 class Given(LabelStrategy):
-    """The threat model discloses the labels. Works for every task."""
+    """The labels that the threat model discloses. Works for every task."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
     source: ClassVar[LabelSource] = "given"
@@ -42,9 +41,9 @@ class Given(LabelStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """Labels are unknowns of the search, beside the images: logits that a softmax turns into probabilities.
+    """Labels are searched for together with the images, as logits of a softmax.
 
-    It infers nothing, so it is no `LabelStrategy`.
+    Nothing is inferred before the search, so it is not a `LabelStrategy`.
     Reference: Zhu et al., Deep Leakage from Gradients, NeurIPS 2019.
     """
 
@@ -52,7 +51,7 @@ class Joint:
     source: ClassVar[LabelSource] = "searched"
 
     def draw(self, num_examples: int, num_classes: int, generator: torch.Generator) -> Tensor:
-        """The logits at the start (N, C), from N(0, 1)."""
+        """The first logits (N, C), from N(0, 1)."""
         return torch.randn(num_examples, num_classes, generator=generator)
 
 
@@ -60,7 +59,7 @@ class Joint:
 class Idlg(LabelStrategy):
     """One example: the class whose row of the last weight's gradient has the smallest sum.
 
-    Exact where features are not negative (ReLU, sigmoid).
+    Exact if features are not negative (ReLU, sigmoid).
     Reference: Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020.
     """
 
@@ -93,8 +92,8 @@ class Yin(LabelStrategy):
 class BiasCorrected(LabelStrategy):
     """Every class with a negative bias gradient once; then, repeatedly, the lowest after one example's share is off.
 
-    The share of an example is the sum of the negative gradients over the number of examples. Needs no assumption on
-    features, but a last layer with a bias. This is the rule "bias-corrected" of the published framework breaching.
+    The share of an example is the sum of the negative gradients over the number of examples. Assumes nothing about
+    features; needs a last layer with a bias. It is the rule "bias-corrected" of the framework breaching.
     """
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
@@ -110,7 +109,7 @@ class Wainakh(LabelStrategy):
 
     Assumes: features that are not negative.
     Reference: Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, PETS 2022.
-    Differs from published code: the second stage takes the share off the class that it chose; there, off another.
+    Differs from published code: the second stage subtracts the share from the class that it chose; there, from another.
     """
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
@@ -121,8 +120,9 @@ class Wainakh(LabelStrategy):
 
 
 def _take_repeatedly(scores: Tensor, share: float, num_examples: int) -> Tensor:
-    """Labels: the classes with negative scores, lowest first, then the lowest again and again; each taking raises the
-    class's score by the size of `share` (<= 0).
+    """Labels (N,): each class with a negative score once, lowest first; then repeatedly that with the lowest score.
+
+    Each time a class is taken, its score rises by -`share`, with `share` <= 0.
     """
     order = scores.argsort(stable=True)
     first = order[: min(num_examples, int((scores < 0).sum()))]
@@ -137,7 +137,7 @@ def _take_repeatedly(scores: Tensor, share: float, num_examples: int) -> Tensor:
 
 
 def rule_for(seen: Observation) -> LabelStrategy | None:
-    """How the labels behind an update are known: given, or else by the rule that fits it; None where none does."""
+    """The strategy for the labels of an update: given if disclosed, else the rule that fits; None if none does."""
     if seen.labels is not None:
         return Given()
     try:
