@@ -1,4 +1,4 @@
-"""Against Soteria: only one tensor was touched, and where it was touched can be seen."""
+"""Against Soteria: only the last layer's weight was changed, and zeros show where."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from leaktight.models.source import require_choice
 class KnowsSoteria(Adaptation):
     """Soteria: the zeroed columns of the last layer's weight are left out, or that weight as a whole.
 
-    leave_out: "columns" or "layer". After several local steps it is always the layer: a column may have been zeroed in
-    some of them.
-    Assumes: a model that ends in a linear layer. All that is matched is exact.
-    Cannot: see the features whose columns are gone; the convolutions below them are enough.
+    leave_out: "columns" or "layer". After several local steps it is always the layer, as a column may be zero in some
+    steps only.
+    Assumes: a model that ends in a linear layer. All matched entries are exact.
+    Cannot: use the features of the zeroed columns; the convolutions before them are enough.
     """
 
     exact: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""A search in stages: what a guess explains says how to read the update, and the search goes on from that guess."""
+"""A search in stages: each stage reads the update in a way that depends on the last guess, and starts from it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation, Params, Reconstruction
 
-_SAME = 1e-4  # pixels that move less have arrived
+_SAME = 1e-4  # a stage that moves every pixel by less than this is the last
 
 
 class Judging(ABC):
-    """A way to read an update in the light of a guess."""
+    """Changes the view of an update by comparing it with a guess."""
 
     @abstractmethod
     def judged(self, view: View, guessed: Params | None) -> View:
-        """The view, changed. guessed: the update that the guess would have caused; None before there is a guess."""
+        """The changed view. guessed: the update of the guess; None before the first guess."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InTheLightOf(Around):
-    """Match as `inner` does, with the view changed by what a guess explains, if there is one already."""
+class Judged(Around):
+    """Match as `inner` does, with the view changed by `judging`. guess: that of the last stage, if any."""
 
     judging: Judging
     guess: Batch | None = None
@@ -52,20 +52,20 @@ def in_stages(
     rng: Rng,
     progress: Progress | None,
 ) -> Reconstruction:
-    """Run the attack, then so many stages of it, each from where the last one ended, until that changes nothing.
+    """Run the attack, then up to `stages` further stages, each from the last guess, until the guess stays the same.
 
-    These later stages have one restart and half the iterations.
+    The further stages have one restart and half the iterations.
     """
-    begin = replace(attack, matched=InTheLightOf(inner=attack.matched, judging=judging))
+    begin = replace(attack, matched=Judged(inner=attack.matched, judging=judging))
     found = begin.reconstruct(seen, rng=rng, progress=progress)
     first_loss = found.first_loss
     for stage in range(stages):
         before = found.guess
         again = replace(
             attack,
-            matched=InTheLightOf(inner=attack.matched, judging=judging, guess=before),
+            matched=Judged(inner=attack.matched, judging=judging, guess=before),
             sought=attack.sought.again(before.inputs),
-            labels=_Found(labels=before.targets),
+            labels=_EarlierLabels(labels=before.targets),
             iterations=max(1, attack.iterations // 2),
             restarts=1,
             consensus=0.0,
@@ -77,7 +77,7 @@ def in_stages(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found(LabelStrategy):
+class _EarlierLabels(LabelStrategy):
     """The labels of an earlier guess, in the order of its images."""
 
     labels: Tensor
