@@ -1,5 +1,7 @@
-"""Optimisers as functions of tensors: the steps of `torch.optim`, without in-place changes, so that they can be
-differentiated. Each lives for one round of one client."""
+"""Optimisers of local training: the steps of `torch.optim` without in-place changes, so that they are differentiable.
+
+An optimiser is used for one round of one client.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params
 
 
-class Optimizer(Protocol):
-    """Takes parameters and their gradient, gives the next parameters; remembers what it needs in between."""
+class LocalOptimizer(Protocol):
+    """Computes the next parameters from parameters and gradient; keeps its state between calls."""
 
     def __call__(self, params: Params, gradient: Params, learning_rate: float | Tensor) -> dict[str, Tensor]: ...
 
@@ -67,9 +69,9 @@ class Adam:
         return result
 
 
-_OPTIMIZERS: Mapping[str, Callable[[LocalTraining], Optimizer]] = {"sgd": Sgd, "adam": Adam}
+_OPTIMIZERS: Mapping[str, Callable[[LocalTraining], LocalOptimizer]] = {"sgd": Sgd, "adam": Adam}
 
 
-def make_optimizer(local: LocalTraining) -> Optimizer:
-    """The optimiser that the settings name, with empty memory."""
+def make_optimizer(local: LocalTraining) -> LocalOptimizer:
+    """A new optimiser with these settings."""
     return _OPTIMIZERS[local.optimizer](local)
