@@ -2,18 +2,21 @@
 
 An `Adaptation` changes three things, and not the loop: the observations (noise averaged, a stand-in inverted), the
 parts of the attack (objective, priors, labels), and each view of an update (weights of entries, further unknowns, a
-model of what the defense does to the update of a guess).
+model of what the defense does to the update of a guess). `in_stages` repeats the search with a view that depends on the
+last guess.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from leaktight.attacks.labels.last_layer import head_gradient
+from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
 from leaktight.attacks.labels.rules import BiasCorrected, Joint
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine, LayerCosine, Objective
@@ -24,7 +27,7 @@ from leaktight.core.inputs import Inputs
 from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.types import Observation, Params, Reconstruction, State, Update
+from leaktight.core.types import Batch, Observation, Params, Reconstruction, State, Update
 from leaktight.models.surgery import final_linear
 
 
@@ -203,3 +206,73 @@ def last_weight(model: nn.Module, seen: Observation) -> str:
     example = next(model.parameters())
     name, _ = final_linear(model, seen.inputs.blank(1, example))
     return f"{name}.weight" if name else "weight"
+
+
+_SAME = 1e-4  # a stage that moves every pixel by less than this is the last
+
+
+class Judging(ABC):
+    """Changes the view of an update by comparing it with a guess."""
+
+    @abstractmethod
+    def judged(self, view: View, guessed: Params | None) -> View:
+        """The changed view. guessed: the update of the guess; None before the first guess."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(Around):
+    """Match as `inner` does, with the view changed by `judging`. guess: that of the last stage, if any."""
+
+    judging: Judging
+    guess: Batch | None = None
+
+    def changed(self, view: View, seen: Observation) -> View:
+        if self.guess is None:
+            return self.judging.judged(view, None)
+        images = self.guess.inputs.to(view.precision)
+        with torch.no_grad():
+            guessed = view.guess(images, self.guess.targets, view.params, view.buffers, view.starts)
+        return self.judging.judged(view, guessed)
+
+
+def in_stages(
+    attack: Matching,
+    judging: Judging,
+    stages: int,
+    seen: Sequence[Observation],
+    *,
+    rng: Rng,
+    progress: Progress | None,
+) -> Reconstruction:
+    """Run the attack, then up to `stages` further stages, each from the last guess, until the guess stays the same.
+
+    The further stages have one restart and half the iterations.
+    """
+    begin = replace(attack, matched=Judged(inner=attack.matched, judging=judging))
+    found = begin.reconstruct(seen, rng=rng, progress=progress)
+    first_loss = found.first_loss
+    for stage in range(stages):
+        before = found.guess
+        again = replace(
+            attack,
+            matched=Judged(inner=attack.matched, judging=judging, guess=before),
+            sought=attack.sought.again(before.inputs),
+            labels=_EarlierLabels(labels=before.targets),
+            iterations=max(1, attack.iterations // 2),
+            restarts=1,
+            consensus=0.0,
+        )
+        found = again.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
+        if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
+            break
+    return replace(found, first_loss=first_loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EarlierLabels(LabelStrategy):
+    """The labels of an earlier guess, in the order of its images."""
+
+    labels: Tensor
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        return self.labels.clone()

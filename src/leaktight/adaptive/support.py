@@ -1,17 +1,24 @@
-"""Against compression and min-max sampling: only the entries that are not zero are matched."""
+"""Against compression, min-max sampling and Soteria: entries that the defense made zero are not matched."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, weighing, zeros_are_the_defenses
-from leaktight.adaptive.stages import Judging, in_stages
+from leaktight.adaptive.knowing import (
+    Adaptation,
+    Judging,
+    in_stages,
+    last_weight,
+    weighing,
+    without,
+    zeros_are_the_defenses,
+)
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least
@@ -19,6 +26,7 @@ from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params, Reconstruction
 from leaktight.defenses.minmax import MinMaxSampling
+from leaktight.models.source import require_choice
 
 _LAPLACE = torch.linspace(0.5e-2, 30 - 0.5e-2, 3000, dtype=torch.float64)  # where the density is integrated
 
@@ -139,3 +147,36 @@ def mean_size(share: float) -> float:
 def _aimed(view: View, values: Params) -> View:
     """A view with another target."""
     return replace(view, target={name: values[name].to(tensor) for name, tensor in view.target.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsSoteria(Adaptation):
+    """Soteria: the zeroed columns of the last layer's weight are left out, or that weight as a whole.
+
+    leave_out: "columns" or "layer". After several local steps it is always the layer, as a column may be zero in some
+    steps only.
+    Assumes: a model that ends in a linear layer. All matched entries are exact.
+    Cannot: use the features of the zeroed columns; the convolutions before them are enough.
+    """
+
+    exact: ClassVar[bool] = True
+
+    leave_out: Literal["columns", "layer"] = "columns"
+
+    def __post_init__(self) -> None:
+        require_choice("leave_out", self.leave_out, ("columns", "layer"))
+
+    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
+        return zeros_are_the_defenses(attack), list(seen)
+
+    def view(self, view: View, seen: Observation) -> View:
+        name = last_weight(view.trainer.model, seen)
+        if name not in view.target:
+            return view
+        local, count = seen.local_training, seen.batch_size or 1
+        several = seen.update.kind == "delta" and (local is None or local.num_steps(count) > 1)
+        if self.leave_out == "layer" or several:
+            return without(view, [name], "the last layer's weight is not matched")
+        weight = view.target[name]
+        kept = (weight != 0).any(0, keepdim=True).to(weight.dtype).expand_as(weight).clone()
+        return weighing(view, {name: kept}, "zero columns of the last layer are not matched")

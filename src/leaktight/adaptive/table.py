@@ -14,8 +14,7 @@ from leaktight.adaptive.lrp import KnowsRates
 from leaktight.adaptive.noise import KnowsClientDp, KnowsDpSgd, KnowsNoise
 from leaktight.adaptive.outpost import KnowsOutpost
 from leaktight.adaptive.precode import KnowsPrecode
-from leaktight.adaptive.soteria import KnowsSoteria
-from leaktight.adaptive.support import KnowsSampling, KnowsSupport
+from leaktight.adaptive.support import KnowsSampling, KnowsSoteria, KnowsSupport
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Attack, Defense, Progress

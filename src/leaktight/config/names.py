@@ -466,7 +466,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
     "labels": {
         "given": Entry(
             "leaktight.attacks.labels.rules:Given",
-            "The threat model discloses the labels. Works for every task.",
+            "The labels that the threat model discloses. Works for every task.",
         ),
         "idlg": Entry(
             "leaktight.attacks.labels.rules:Idlg",
@@ -486,7 +486,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
             "The same on the row sums of the last weight's gradient, with 1 + 1 / C times the share (LLG).",
         ),
         "geng": Entry(
-            "leaktight.attacks.labels.geng:Geng",
+            "leaktight.attacks.labels.rules:Geng",
             "Counts of labels, repeats allowed: K (p_c - sum of row c / O), with p and O, the sum of the "
             "features, from noise.",
         ),

@@ -13,9 +13,8 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.adaptive.table import adapt
-from leaktight.attacks.generative.ggl import Ggl
+from leaktight.attacks.generative.ggl import AsSeen, Expected, Ggl
 from leaktight.attacks.generative.latent import Latents, divergence
-from leaktight.attacks.generative.transforms import AsSeen, Expected
 from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.attacks.matching.attack import Matching, Recorder
 from leaktight.attacks.matching.view import Simulation

@@ -13,7 +13,7 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import nn
 
-from leaktight.attacks.generative.softened import Softened, SoftPool
+from leaktight.attacks.generative.grnn import Softened, SoftPool
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import SquaredError
