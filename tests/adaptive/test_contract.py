@@ -159,7 +159,7 @@ def test_what_is_not_disclosed_is_not_used() -> None:
     scene = play(CASES["outpost"])
     with pytest.raises(NotDisclosedError, match="'defense'"):
         made("outpost").reconstruct([replace(scene.seen, defense=None)], rng=replayed(0))
-    with pytest.raises(UsageError, match="for which this attacker was made"):
+    with pytest.raises(UsageError, match="to which this attack is adapted"):
         made("compression").reconstruct([scene.seen], rng=replayed(0))
 
 

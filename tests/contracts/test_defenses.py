@@ -49,11 +49,10 @@ from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import assemble
 from leaktight.fl.local import Trainer
-from leaktight.fl.messages import Train
+from leaktight.fl.messages import Train, encode
 from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.fl.state import ClientState
-from leaktight.fl.wire import encode
 from leaktight.models.initialise import build_model
 from leaktight.runtime.sharing import dumped, loaded
 

@@ -27,11 +27,10 @@ from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.client import Client
 from leaktight.fl.federation import Federation, FederationState, assemble
 from leaktight.fl.local import silent
-from leaktight.fl.messages import Answered, Ask, Failed, Reply, Request, Train
+from leaktight.fl.messages import Answered, Ask, Failed, Reply, Request, Train, encode
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import federate, initial_state
 from leaktight.fl.state import ClientState
-from leaktight.fl.wire import encode
 
 CLASSES = {"ann": 1, "bob": 2, "cyd": 3, "dan": 4}
 SIZES = {"ann": 10, "bob": 20, "cyd": 30, "dan": 60}

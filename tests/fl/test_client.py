@@ -19,10 +19,9 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement
 from leaktight.fl.local import Trainer
-from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Train, Trained
+from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Train, Trained, decode, encode
 from leaktight.fl.plan import Setup
 from leaktight.fl.state import ClientState
-from leaktight.fl.wire import decode, encode
 
 
 def make_client(model: nn.Module, examples: Examples, defense: Defense | None = None, name: str = "a") -> Client:

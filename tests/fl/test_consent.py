@@ -95,9 +95,9 @@ def test_training_of_another_kind_is_refused(model: nn.Module, changes: Mapping[
     ("changes", "match"),
     [
         ({"round": 3}, "asked for round 4 of 3"),
-        ({"round": -1}, "no number of a round"),
-        ({"round": True}, "no number of a round"),
-        ({"round": 0.0}, "no number of a round"),
+        ({"round": -1}, "not a round number"),
+        ({"round": True}, "not a round number"),
+        ({"round": 0.0}, "not a round number"),
         ({"params": {}}, "other tensors than the agreed network's"),
         ({"params": {"0.weight": torch.zeros(1)}}, "other tensors"),
     ],
@@ -192,7 +192,7 @@ def test_models_of_others_are_tried_once_a_round_and_no_more_than_there_are_clie
     unchanged(who, asked(0, 2), None, "another round than the one just trained in")
     _, state = who.handle(Train(broadcast(model), 0.1), None)
     unchanged(who, asked(1, 2), state, "another round than the one just trained in")
-    unchanged(who, asked(0, 3), state, "asked to try 3 models of 2 clients")
+    unchanged(who, asked(0, 3), state, "asked to evaluate 3 models of 2 clients")
     reply, state = who.handle(asked(0, 2), state)
     assert isinstance(reply, Answered)
     unchanged(who, asked(0, 2), state, "asked 'cross_validate' a second time")
@@ -271,8 +271,8 @@ def test_a_question_goes_to_the_aggregator_or_to_the_defense(model: nn.Module) -
     who = client(model, Lrp())
     for to in ("guard", "conduct", "params", "x1", "", None):
         asked = Ask(Question("lrp_sums", {"sums": [60]}), to)  # type: ignore[arg-type]
-        unchanged(who, asked, None, "no request of the protocol")
-    unchanged(who, "train", None, "no request of the protocol")  # type: ignore[arg-type]
+        unchanged(who, asked, None, "not a request of the protocol")
+    unchanged(who, "train", None, "not a request of the protocol")  # type: ignore[arg-type]
 
 
 def test_tensors_come_as_what_they_are(model: nn.Module) -> None:

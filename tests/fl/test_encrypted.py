@@ -31,7 +31,7 @@ from leaktight.fl.aggregators import FedAvg, FedSgd, Linear, ServerAdam, ServerM
 from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation, FederationState, assemble
-from leaktight.fl.fusion import FixedFusion, NoisyFusion, Shares
+from leaktight.fl.fusion import FixedFusion, MixtureWeights, NoisyFusion
 from leaktight.fl.messages import Answered, Ask, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome, carry, federate
@@ -216,7 +216,7 @@ def test_the_key_holder_looks_for_its_own_key_among_those_relayed() -> None:
 class Loud(NoisyFusion):
     """Adds more noise than it says."""
 
-    def noise_std(self, shares: Shares) -> float:
+    def noise_std(self, shares: MixtureWeights) -> float:
         return 100 * super().noise_std(shares)
 
 

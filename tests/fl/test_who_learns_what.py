@@ -27,7 +27,7 @@ from leaktight.fl.aggregators import FedAvg, Linear
 from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
-from leaktight.fl.wire import encode
+from leaktight.fl.messages import encode
 
 SHAPES = {"w": (300,), "b": (20,)}
 WIDE = replace(SMALL, bound=10.0)

@@ -57,7 +57,7 @@ def test_results_come_in_order_and_messages_with_their_place(workers: int) -> No
             double,
             jobs,
             workers=workers,
-            told=lambda place, message: told.append((place, message)),
+            on_message=lambda place, message: told.append((place, message)),
             done=lambda place, result: done.append(place),
         )
     assert [int(result["value"]) for result in results] == [10, 6, 16, 2]
@@ -179,7 +179,7 @@ def sleep(job, tell):
     time.sleep(600)
 
 if __name__ == "__main__":
-    run_all(sleep, [1, 2], workers=2, told=lambda place, message: print(message, flush=True))
+    run_all(sleep, [1, 2], workers=2, on_message=lambda place, message: print(message, flush=True))
 """
 
 

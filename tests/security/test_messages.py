@@ -32,9 +32,8 @@ from leaktight.fl.encrypted import Encrypted
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.fusion import FixedFusion
-from leaktight.fl.messages import LEAVES, Answered, Ask, Declined, Evaluated, Reply, Request, Trained
+from leaktight.fl.messages import LEAVES, Answered, Ask, Declined, Evaluated, Reply, Request, Trained, encode
 from leaktight.fl.plan import FederationPlan
-from leaktight.fl.wire import encode
 
 from flwr.app import Message  # isort: skip
 

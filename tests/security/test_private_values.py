@@ -26,9 +26,8 @@ from leaktight.engines.training import train
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.fl.messages import Train
+from leaktight.fl.messages import Train, encode
 from leaktight.fl.state import ClientState
-from leaktight.fl.wire import encode
 from leaktight.results.folder import open_run
 
 KNOWN = {"delta", "noise_std", "fraction_kept", "fraction_noised", "steps"}

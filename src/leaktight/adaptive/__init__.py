@@ -1,1 +1,1 @@
-"""Attackers who know which defense runs and with which settings, but not its secrets: one file for each mechanism."""
+"""Attacks adapted to a defense whose settings are known, but not its secrets. One file for each mechanism."""

@@ -1,4 +1,4 @@
-"""Against AdaDefense: the stand-in of a client's first round is inverted; of later ones the soft signs are matched."""
+"""Against AdaDefense: the stand-in of a client's first round is inverted; in later rounds soft signs are matched."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, mimicking, scale_free, weighing
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
+from leaktight.core.errors import require_above
 from leaktight.core.protocols import Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params, State, Update
@@ -21,7 +22,7 @@ from leaktight.defenses.adadefense import CODE_SCALE, AdaDefense
 
 @dataclass(frozen=True)
 class _SoftSigns(Defense):
-    """An update whose entries are g / sqrt(g^2 + (width rms)^2), rms being that of their tensor."""
+    """Replaces entries g by g / sqrt(g^2 + (width rms)^2), with rms the root mean square of the tensor."""
 
     width: float
 
@@ -38,16 +39,16 @@ class _SoftSigns(Defense):
 class KnowsAdaDefense(Adaptation):
     """AdaDefense: in a client's first round the stand-in is inverted in closed form and matched as the gradient it was.
 
-    floor: entries are taken to be exact to this share of the update's size; the rounding of the stand-in, which grows
-    with the square of an entry, weighs them down against it. width: of the soft signs in later rounds.
+    floor: the error of an entry beside that of rounding the stand-in, relative to the root mean square of the update,
+    > 0; entries with a larger rounding error, which grows with the square of the entry, get a smaller weight.
+    width: of the soft signs in later rounds, > 0.
 
     With moments of zero the stand-in is r = a g / (|g| + e), or a g / sqrt(g^2 + e), with a and e from the settings.
-    A round is taken for the first if it is the federation's first, or if the sizes of r lie just below a, as they do
-    only then. Labels that would be searched for are read off the last layer's bias, whose signs are those of p - y.
+    A round counts as a client's first if it is the federation's first, or if the sizes of r are just below a, which
+    happens only then. Labels that would be searched for are read from the last layer's bias, whose gradient is p - y.
     Assumes: nothing else. The inversion is as exact as the bits of r allow.
-    Cannot: invert later rounds. With one update seen, the two moments of every entry are two unknowns for one equation,
-    so that they cannot be searched for; what is left are signs and a hint of the sizes: the guess's own update is put
-    through a soft sign and compared with the stand-in.
+    Cannot: invert later rounds. The two moments of every entry are then two unknowns for one equation. What is left are
+    signs and some information on sizes: the guess's update goes through a soft sign and is compared with the stand-in.
     """
 
     exact: ClassVar[bool] = True
@@ -56,9 +57,7 @@ class KnowsAdaDefense(Adaptation):
     width: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("floor", "width"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+        require_above(0, floor=self.floor, width=self.width)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         attack = labels_from_bias(replace(attack, objective=scale_free(attack.objective)), seen[0])
@@ -77,7 +76,7 @@ class KnowsAdaDefense(Adaptation):
         return self.defense
 
     def _first(self, seen: Observation) -> bool:
-        """Whether this is the stand-in of a client's first round."""
+        """Whether this update is the stand-in of a client's first round."""
         if seen.broadcast.round == 0:
             return True
         limit, _ = first_step(self._defense)
@@ -86,12 +85,12 @@ class KnowsAdaDefense(Adaptation):
 
     def _inverted(self, seen: Observation) -> Observation:
         tensors = {name: invert(tensor, self._defense) for name, tensor in seen.update.tensors.items()}
-        # Nothing is left of the defense.
+        # The inversion has removed the defense.
         return replace(seen, update=replace(seen.update, tensors=tensors), defense=Defense())
 
 
 def first_step(defense: AdaDefense) -> tuple[float, float]:
-    """a and e of a first stand-in, a g / (|g| + e) or, with epsilon inside the root, a g / sqrt(g^2 + e)."""
+    """a and e of a first stand-in: a g / (|g| + e), or a g / sqrt(g^2 + e) with epsilon inside the root."""
     if defense.variant == "paper":
         return 1.0, defense.epsilon
     root = math.sqrt(1 - defense.beta2)
@@ -103,7 +102,7 @@ def first_step(defense: AdaDefense) -> tuple[float, float]:
 def invert(stand_in: Tensor, defense: AdaDefense) -> Tensor:
     """The gradient behind the stand-in of a first round, in float64.
 
-    What rounding has put on the limit, or beyond it, is taken for the largest number below it.
+    Values that rounding has put at or beyond the limit count as the largest number below it.
     """
     limit, epsilon = first_step(defense)
     share = (stand_in.to(torch.float64) / limit).clamp(-1, 1)
@@ -114,7 +113,7 @@ def invert(stand_in: Tensor, defense: AdaDefense) -> Tensor:
 
 
 def confidence(gradient: Params, defense: AdaDefense, floor: float) -> dict[str, Tensor]:
-    """f / sqrt(f^2 + s^2) of every entry: s is what rounding the stand-in to float32 costs it, f a share of the rms."""
+    """The weight f / sqrt(f^2 + s^2) of every entry: s is its rounding error in float32, f is `floor` times the rms."""
     _, epsilon = first_step(defense)
     sizes = {name: tensor.abs() for name, tensor in gradient.items()}
     rms = torch.cat([size.flatten() for size in sizes.values()]).square().mean().sqrt()
@@ -131,5 +130,5 @@ def confidence(gradient: Params, defense: AdaDefense, floor: float) -> dict[str,
 
 
 def _rounding(like: Tensor) -> float:
-    """Half the distance of 1 from the number below it."""
+    """Half the distance between 1 and the next smaller number."""
     return torch.finfo(like.dtype).eps / 4

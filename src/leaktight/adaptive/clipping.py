@@ -1,4 +1,4 @@
-"""Against clipping: the attacker clips the updates of its guesses alike, and looks at directions alone."""
+"""Against clipping: the updates of guesses are clipped too, and only directions are compared."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Groups = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class _Clipped(Defense):
-    """Clipping as a pure function of tensors: of steps or of the update, each group of names by itself.
+    """Clipping as a pure function of tensors, each group of names by itself.
 
-    each_example: clip the gradient of each example before their mean.
+    at: clip each step's gradient or the update. each_example: clip the gradient of each example before the mean.
     """
 
     groups: Groups
@@ -56,7 +56,7 @@ def clipping_alike(
     at: Literal["step", "update"] = "step",
     each_example: bool = False,
 ) -> View:
-    """A view whose guesses are clipped, unless that would only change their length, which is not looked at."""
+    """A view that clips guesses, unless that would only change the length of their update, which is not compared."""
     several_steps = at == "step" and len(view.steps) > 1
     apart = len(groups) > 1 or (each_example and num_examples > 1)
     if not math.isfinite(clip_norm) or not (several_steps or apart):
@@ -68,8 +68,8 @@ def clipping_alike(
 class KnowsClipping(Adaptation):
     """Clipping to a known norm: cosine, and the guess's gradient is clipped as the client clips.
 
-    Assumes: nothing beyond the settings. One step clipped as a whole is only shorter, which the cosine does not see.
-    Cannot: get back how much longer the gradient of a clipped tensor, example or step was than the bound.
+    Assumes: nothing beyond the settings. Clipping one step as a whole changes its length, which the cosine ignores.
+    Cannot: recover the original length of a clipped tensor, example or step.
     """
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:

@@ -1,4 +1,4 @@
-"""Against FedKL: two numbers per locked channel are unknown, not a key; they are searched for with the images."""
+"""Against FedKL: the scale and shift of every locked channel are searched for together with the images."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from torch import Tensor
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, without
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
+from leaktight.core.errors import require_at_least
 from leaktight.core.types import Observation
 from leaktight.defenses.fedkl import FedKl
 from leaktight.models.keylock import LOCK, scale_blocks
 
-_EXPLAINED = 1e-12
+_SOLVED = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnowsFedKl(Adaptation):
     """FedKL: the scales and shifts of the locked channels are unknowns of the search; the locked block is not matched.
 
-    ignore_locked: leave the gradients of locked convolutions out. Where every block is locked they are matched all the
-    same, since hardly anything else would be left.
-    spread: of the first guess of scales and shifts, around zero; a fresh lock gives about a third.
-    restarts: at least so many, as some signs of scales cannot be changed on the way; the search ends with the first
-    that explains the update to 1e-12.
+    ignore_locked: do not match the gradients of locked convolutions. If every block is locked they are matched anyway,
+    as little else would be left.
+    spread: standard deviation of the first scales and shifts, around zero, >= 0; in a new lock it is about a third.
+    restarts: the least number, >= 1, as a search cannot change the sign of some scales; the search ends with the first
+    restart whose loss is below 1e-12.
 
-    Whatever key and lock are, all they do is scale and shift each channel: 2 O numbers for O channels. Labels that
-    would be searched for are read off the last layer, which is not locked.
+    Key and lock only scale and shift each channel: 2 O numbers for O channels. Labels that would be searched for are
+    read from the last layer, which is not locked.
     Assumes: the architecture, which is public.
-    Cannot: know how the lock moves within a round of several steps, in which it counts as fixed; nor run a locked norm
-    in evaluation mode, whose statistics are private.
+    Cannot: follow changes of the lock within a round of several steps, where it counts as constant; nor run a locked
+    norm in evaluation mode, as its statistics are private.
     """
 
     ignore_locked: bool = True
@@ -40,13 +41,11 @@ class KnowsFedKl(Adaptation):
     restarts: int = 3
 
     def __post_init__(self) -> None:
-        if not self.spread >= 0:
-            raise ValueError(f"expected spread >= 0, got {self.spread}")
-        if self.restarts < 1:
-            raise ValueError(f"expected restarts >= 1, got {self.restarts}")
+        require_at_least(0, spread=self.spread)
+        require_at_least(1, restarts=self.restarts)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
-        enough = _EXPLAINED if attack.stop_below is None else attack.stop_below
+        enough = _SOLVED if attack.stop_below is None else attack.stop_below
         attack = replace(attack, restarts=max(attack.restarts, self.restarts), stop_below=enough)
         return labels_from_bias(attack, seen[0]), list(seen)
 

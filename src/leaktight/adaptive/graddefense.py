@@ -1,4 +1,4 @@
-"""Against GradDefense: some slices are exact; a first guess shows which ones."""
+"""Against GradDefense: some slices of the update are exact; a first guess shows which."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, weighing
-from leaktight.adaptive.stages import Judging, in_stages
+from leaktight.adaptive.knowing import Adaptation, Judging, in_stages, weighing
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
+from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import unflattened
@@ -21,16 +21,16 @@ from leaktight.core.types import Observation, Params, Reconstruction
 
 @dataclass(frozen=True, kw_only=True)
 class KnowsGradDefense(Adaptation):
-    """GradDefense: reconstruct, see which runs of the update fit the guess, and go on with those.
+    """GradDefense: reconstruct, give entries of the update that fit the guess more weight, and repeat.
 
-    stages: how often entries are weighed anew. window: so many neighbouring entries are judged together.
-    quantile: the share of windows that counts as exact.
+    stages: how often weights are computed, >= 1. window: number of neighbouring entries judged together, >= 1.
+    quantile: the fraction of windows taken as exact, in (0, 1).
 
-    A run of entries whose mean squared difference from the guess is d counts by q / (q + d), with q the `quantile` of
-    all d. Exact runs fit better with every stage and noisy ones do not, so that in the end the exact slices are matched
-    alone.
-    Assumes: the quantile of entries is exact. Where slices begin and end is not known, and not needed.
-    Cannot: begin without a first guess: noise that outweighs the gradient in most slices leaves nothing to judge by.
+    An entry counts q / (q + d) in a squared distance, with d the mean squared difference from the guess in the window
+    around it and q the `quantile` of all d. Exact slices fit better with every stage and noisy ones do not, so that in
+    the end only exact slices are matched.
+    Assumes: this fraction of entries is exact. The borders of slices need not be known.
+    Cannot: work if noise outweighs the gradient in most slices, as the first guess is then useless.
     """
 
     exact: ClassVar[bool] = True
@@ -41,8 +41,7 @@ class KnowsGradDefense(Adaptation):
     quantile: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.stages < 1 or self.window < 1:
-            raise ValueError(f"expected stages and window >= 1, got {self.stages} and {self.window}")
+        require_at_least(1, stages=self.stages, window=self.window)
         if not 0 < self.quantile < 1:
             raise ValueError(f"expected quantile in (0, 1), got {self.quantile}")
 
@@ -55,7 +54,7 @@ class KnowsGradDefense(Adaptation):
 
 @dataclass(frozen=True)
 class WhatFits(Judging):
-    """Entries count by how well a guess explains those around them."""
+    """Weighs entries by how well the guess fits those around them."""
 
     window: int
     quantile: float
@@ -69,7 +68,7 @@ class WhatFits(Judging):
 
 
 def fitness(differences: Params, window: int, quantile: float) -> dict[str, Tensor]:
-    """sqrt(q / (q + d)) of every entry, d being the mean square of the differences around it, q a quantile of d."""
+    """sqrt(q / (q + d)) of every entry: d is the mean squared difference in the window around it, q a quantile of d."""
     flat = torch.cat([tensor.flatten() for tensor in differences.values()]).to(torch.float64)
     width = min(window, len(flat))
     padded = torch.nn.functional.pad(flat.square()[None], (width // 2, width - 1 - width // 2), mode="replicate")

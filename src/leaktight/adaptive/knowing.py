@@ -1,19 +1,22 @@
-"""What all attackers who know a defense share: an attack's own composition, changed by what is known.
+"""The base of adaptive attacks: the composition of an attack, changed for a known defense.
 
-An `Adaptation` changes three things, and none of them is the loop: what was observed (noise averaged away, a stand-in
-inverted), the parts of the attack (its objective, priors and labels), and each view of an update (which entries count,
-what else is unknown, and what the client did to the update that its examples caused).
+An `Adaptation` changes three things, and not the loop: the observations (noise averaged, a stand-in inverted), the
+parts of the attack (objective, priors, labels), and each view of an update (weights of entries, further unknowns, a
+model of what the defense does to the update of a guess). `in_stages` repeats the search with a view that depends on the
+last guess.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from leaktight.attacks.labels.last_layer import head_gradient
+from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
 from leaktight.attacks.labels.rules import BiasCorrected, Joint
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine, LayerCosine, Objective
@@ -24,16 +27,16 @@ from leaktight.core.inputs import Inputs
 from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.types import Observation, Params, Reconstruction, State, Update
+from leaktight.core.types import Batch, Observation, Params, Reconstruction, State, Update
 from leaktight.models.surgery import final_linear
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """What changes for an attacker who expects a defense. Every hook is the identity.
+    """How an attack changes for a defense. Every hook is the identity by default.
 
-    exact: whether it reads entries that the defense left exact; a later part of a stack that blurs then blinds it.
-    blurs: whether the defense it stands for leaves no entry as it was.
+    exact: whether it relies on entries that the defense left exact; it is useless if a later part of a stack blurs.
+    blurs: whether its defense changes every entry.
     """
 
     exact: ClassVar[bool] = False
@@ -42,26 +45,26 @@ class Adaptation:
     defense: Defense
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
-        """The attack's parts, and what it is shown."""
+        """The changed attack, and the changed observations."""
         return attack, list(seen)
 
     def view(self, view: View, seen: Observation) -> View:
-        """An update as it is matched. seen: what `prepare` made of the observation."""
+        """The changed view of an update. seen: the observation as `prepare` returned it."""
         return view
 
     def solve(
         self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
     ) -> Reconstruction:
-        """Run the attack that `prepare` and `view` made."""
+        """Run the changed attack."""
         return attack.reconstruct(seen, rng=rng, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knowing(Attack):
-    """An attack that expects a defense: the composition of `attack`, changed by an adaptation to the defense.
+    """An attack adapted to a defense: the composition of `attack`, changed by `adaptation`.
 
     Assumes: what the attack assumes, and the defense with all its settings (DEFENSE). Secrets (keys, noise, moments,
-    learning rates) stay unknown.
+    learning rates) are unknown.
     """
 
     attack: Preset | Matching
@@ -83,17 +86,17 @@ class Knowing(Attack):
         return replace(self, attack=self.attack.pinned(onednn=onednn))
 
     def matching(self) -> Matching:
-        """The attack before it was adapted."""
+        """The composition before the adaptation."""
         return self.attack if isinstance(self.attack, Matching) else self.attack.matching()
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        """Find the examples behind one update, or behind several updates of the same examples."""
+        """Reconstruct the examples of one update, or of several updates of the same examples."""
         require_seen(self, seen)
         for each in seen:
             require(each, Knowledge.DEFENSE)
             if each.defense != self.adaptation.defense:
                 raise UsageError(
-                    f"expected updates behind {self.adaptation.defense}, for which this attacker was made, "
+                    f"expected updates with the defense {self.adaptation.defense}, to which this attack is adapted, "
                     f"got {each.defense}; adapt the attack to that one"
                 )
         attack, shown = self.adaptation.prepare(self.matching(), seen)
@@ -103,7 +106,7 @@ class Knowing(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class Expecting(Around):
-    """Another way to match an update, with the view changed by an adaptation."""
+    """Match as `inner` does, with the view changed by an adaptation."""
 
     adaptation: Adaptation
 
@@ -113,7 +116,7 @@ class Expecting(Around):
 
 @dataclass(frozen=True)
 class _Mimics(Defense):
-    """Models of several defenses in order; all share one state, the unknowns of the search."""
+    """Models of several defenses, applied in order; all share one state, the unknowns of the search."""
 
     parts: tuple[Defense, ...]
 
@@ -135,7 +138,7 @@ class _Mimics(Defense):
 
 
 def composition_of(attack: Attack) -> Preset | Matching | None:
-    """The attack, if it is a composition that matches an update and so can be changed; None if it is anything else."""
+    """The attack, if it is a composition that matches an update and so can be adapted; else None."""
     if not isinstance(attack, Preset | Matching):
         return None
     composed = attack.composition() if isinstance(attack, Preset) else attack
@@ -143,7 +146,7 @@ def composition_of(attack: Attack) -> Preset | Matching | None:
 
 
 def mimicking(view: View, mimic: Defense) -> View:
-    """A view that puts its guesses through a model of a defense, after those that it has already."""
+    """A view that applies a model of a defense to guesses, after those that it already has."""
     before = view.trainer.defense
     parts = before.parts if isinstance(before, _Mimics) else () if type(before) is Defense else (before,)
     defense = _Mimics((*parts, mimic)) if parts else mimic
@@ -151,7 +154,7 @@ def mimicking(view: View, mimic: Defense) -> View:
 
 
 def weighing(view: View, weights: Params, note: str) -> View:
-    """A view in which entries count by these factors beside those that it has. A tensor of zeros is left out."""
+    """A view with its weights multiplied by these. Tensors whose weights are all zero are not matched."""
     joined = dict(view.weights)
     for name, weight in weights.items():
         if name in view.target:
@@ -167,27 +170,27 @@ def weighing(view: View, weights: Params, note: str) -> View:
 
 
 def without(view: View, names: Sequence[str], note: str) -> View:
-    """A view in which these tensors are not matched."""
+    """A view that does not match these tensors."""
     target = {name: tensor for name, tensor in view.target.items() if name not in names}
     return replace(view, target=target, notes=(*view.notes, note))
 
 
 def scale_free(objective: Objective | None) -> Objective | None:
-    """The objective, or the cosine where it would see the length of the update."""
+    """The objective if it is scale-free, else the cosine."""
     return objective if objective is None or objective.scale_free else Cosine()
 
 
 def zeros_are_the_defenses(attack: Matching) -> Matching:
-    """An attack whose objective does not take the zeros that a defense makes for those of ReLU."""
+    """An attack whose objective does not mistake zeros made by a defense for zeros of ReLU."""
     if isinstance(attack.objective, LayerCosine):
         return replace(attack, objective=replace(attack.objective, relu_modifier=False))
     return attack
 
 
 def labels_from_bias(attack: Matching, seen: Observation) -> Matching:
-    """An attack that reads the labels off the last layer's bias instead of searching for them, where there is one.
+    """An attack that reads labels from the last layer's bias, if it has one, instead of searching for them.
 
-    With one example the bias gradient p - y is negative at the label and nowhere else, whatever the features are.
+    With one example the bias gradient p - y is negative at the label only, whatever the features are.
     """
     if not isinstance(attack.labels, Joint):
         return attack
@@ -199,7 +202,77 @@ def labels_from_bias(attack: Matching, seen: Observation) -> Matching:
 
 
 def last_weight(model: nn.Module, seen: Observation) -> str:
-    """The name of the weight of the linear layer that runs last."""
+    """The name of the weight of the last linear layer."""
     example = next(model.parameters())
     name, _ = final_linear(model, seen.inputs.blank(1, example))
     return f"{name}.weight" if name else "weight"
+
+
+_SAME = 1e-4  # a stage that moves every pixel by less than this is the last
+
+
+class Judging(ABC):
+    """Changes the view of an update by comparing it with a guess."""
+
+    @abstractmethod
+    def judged(self, view: View, guessed: Params | None) -> View:
+        """The changed view. guessed: the update of the guess; None before the first guess."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(Around):
+    """Match as `inner` does, with the view changed by `judging`. guess: that of the last stage, if any."""
+
+    judging: Judging
+    guess: Batch | None = None
+
+    def changed(self, view: View, seen: Observation) -> View:
+        if self.guess is None:
+            return self.judging.judged(view, None)
+        images = self.guess.inputs.to(view.precision)
+        with torch.no_grad():
+            guessed = view.guess(images, self.guess.targets, view.params, view.buffers, view.starts)
+        return self.judging.judged(view, guessed)
+
+
+def in_stages(
+    attack: Matching,
+    judging: Judging,
+    stages: int,
+    seen: Sequence[Observation],
+    *,
+    rng: Rng,
+    progress: Progress | None,
+) -> Reconstruction:
+    """Run the attack, then up to `stages` further stages, each from the last guess, until the guess stays the same.
+
+    The further stages have one restart and half the iterations.
+    """
+    begin = replace(attack, matched=Judged(inner=attack.matched, judging=judging))
+    found = begin.reconstruct(seen, rng=rng, progress=progress)
+    first_loss = found.first_loss
+    for stage in range(stages):
+        before = found.guess
+        again = replace(
+            attack,
+            matched=Judged(inner=attack.matched, judging=judging, guess=before),
+            sought=attack.sought.again(before.inputs),
+            labels=_EarlierLabels(labels=before.targets),
+            iterations=max(1, attack.iterations // 2),
+            restarts=1,
+            consensus=0.0,
+        )
+        found = again.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
+        if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
+            break
+    return replace(found, first_loss=first_loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EarlierLabels(LabelStrategy):
+    """The labels of an earlier guess, in the order of its images."""
+
+    labels: Tensor
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        return self.labels.clone()

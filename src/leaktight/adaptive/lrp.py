@@ -1,4 +1,4 @@
-"""Against LRP and ada-LRP: a scale-free distance, and the learning rate of every local step as an unknown."""
+"""Against LRP and ada-LRP: a scale-free distance, and a search for the learning rate of every local step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _RATES = "lrp.log_rates"
 
 @dataclass(frozen=True)
 class _UnknownRates(Defense):
-    """Learning rates that are the server's times e^u, with u unknown."""
+    """Multiplies the learning rates of the plan by e^u, with u unknown."""
 
     def on_round(self, plan: RoundPlan, state: State, *, rng: Rng, report: Report) -> tuple[RoundPlan, State]:
         factors = state[_RATES].exp()
-        # Tensors where a client has numbers: local training takes both.
+        # Tensors, where a client has numbers; local training takes both.
         rates: Any = tuple(rate * factor for rate, factor in zip(plan.learning_rates, factors.unbind(), strict=True))
         return replace(plan, learning_rates=rates), state
 
@@ -33,10 +33,10 @@ class _UnknownRates(Defense):
 class KnowsRates(Adaptation):
     """LRP and ada-LRP: cosine; with several local steps, one unknown factor for each of them.
 
-    Assumes: the number of local steps and of examples. With one step the update is the gradient times a positive
-    number, and nothing is lost.
-    Cannot: find the order in which the client took its batches, which is as unknown as without the defense. The common
-    factor of all rates changes the direction of the update in second order only, and is found as badly.
+    Assumes: the number of local steps and of examples. With one step the update is a positive multiple of the gradient,
+    and nothing is lost.
+    Cannot: find the order of the client's batches, which is unknown without the defense too. A common factor of all
+    rates changes the direction of the update in second order only, so that it is found inexactly.
     """
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:

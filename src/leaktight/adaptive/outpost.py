@@ -1,4 +1,4 @@
-"""Against OUTPOST: exact zeros show where there is no noise, and what stands beside them is exact."""
+"""Against OUTPOST: columns with an exact zero have no noise, so their other entries are exact."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import Tensor
 from leaktight.adaptive.knowing import Adaptation, weighing, zeros_are_the_defenses
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
+from leaktight.core.errors import require_above
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params
 from leaktight.defenses.outpost import Outpost
 
 
 def _moved(view: View, seen: Observation) -> dict[str, Tensor]:
-    """Which entries of an update a random image moves; kernels that see nothing but padding are always zero."""
+    """Which entries of an update are not zero for a random image; kernel entries on padding are always zero."""
     names = seen.update.tensors
     if not seen.task.one_class:
         return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in names.items()}
@@ -35,16 +36,16 @@ def _moved(view: View, seen: Observation) -> dict[str, Tensor]:
 class KnowsOutpost(Adaptation):
     """OUTPOST: clean entries count fully, noisy ones by the variance that the public weights tell, zeros not at all.
 
-    floor: how exact clean entries are taken to be, as a share of their size; noise of standard deviation s weighs
-    f / sqrt(f^2 + s^2) with f that share. The smaller, the less noisy entries count.
+    floor: the assumed error of clean entries relative to their size, > 0; entries with noise of standard deviation s
+    have the weight f / sqrt(f^2 + s^2), with f that error. The smaller, the less weight noisy entries have.
 
-    Noise falls on whole columns, and noise is never exactly zero: a column with an exact zero in it has none, and the
-    entries of it that pruning left are exact. An update with hardly a zero, but for those that any image leaves (a
-    random one is tried), was not perturbed, and is matched as it is.
+    Noise is added to whole columns and is never exactly zero: a column with an exact zero has no noise, and its entries
+    that were not pruned are exact. An update with few zeros beyond those that any image leaves (a random one is tried)
+    was not perturbed and is matched as it is.
     Assumes: nothing. The size of the noise, noise_scale * min(Var[w], 1), is computed from the weights that were sent.
-    Cannot: tell noisy entries from exact ones element by element (fisher = "element"), nor read a mask without pruning
-    (prune_share = 0): then all entries count by their variance. After several local steps a zero shows only that none
-    of them touched the entry, so fewer clean columns are found, and exact steps cannot be told from pruned ones.
+    Cannot: distinguish noisy from exact entries one by one (fisher = "element"), nor find clean columns without pruning
+    (prune_share = 0): all entries then have weights by their variance. After several local steps a zero shows only that
+    no step changed the entry, so fewer clean columns are found, and exact steps cannot be told from pruned ones.
     """
 
     exact: ClassVar[bool] = True
@@ -53,8 +54,7 @@ class KnowsOutpost(Adaptation):
     floor: float = 0.01
 
     def __post_init__(self) -> None:
-        if not self.floor > 0:
-            raise ValueError(f"expected floor > 0, got {self.floor}")
+        require_above(0, floor=self.floor)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         return zeros_are_the_defenses(attack), list(seen)
@@ -74,9 +74,9 @@ class KnowsOutpost(Adaptation):
         return weighing(view, weights, "columns with exact zeros are taken for clean")
 
     def _perturbed(self, tensors: Params, moved: Params) -> bool:
-        """Whether there are as many exact zeros as the settings lead one to expect: a quarter of them, at least.
+        """Whether there are at least a quarter of the exact zeros that the settings predict.
 
-        moved: which entries an image moves at all.
+        moved: masks of the entries that are not zero for any image.
         """
         assert isinstance(self.defense, Outpost)
         least = 0.25 * self.defense.prune_share * (1 - self.defense.noise_share)
@@ -84,14 +84,14 @@ class KnowsOutpost(Adaptation):
         return sum(int(((tensor == 0) & moved[name]).sum()) for name, tensor in tensors.items()) >= least * total
 
     def _clean(self, tensor: Tensor) -> Tensor:
-        """Which entries have no noise: those of columns with an exact zero."""
+        """A mask of the entries without noise: those of columns with an exact zero."""
         assert isinstance(self.defense, Outpost)
         if self.defense.fisher == "element" or not tensor.ndim:
             return tensor == 0
         return (tensor == 0).any(0, keepdim=True).expand_as(tensor)
 
     def _noise_std(self, seen: Observation, name: str) -> float:
-        """The standard deviation of one step's noise in the update; infinite where its scale is not known."""
+        """The standard deviation of one step's noise in the update; infinite if unknown."""
         assert isinstance(self.defense, Outpost)
         weights = seen.broadcast.params[name]
         variance = float(weights.double().var()) if weights.numel() > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Against PRECODE: the bottleneck's noise is an unknown, and its own gradients may be left out."""
+"""Against PRECODE: the noise of the bottleneck is searched for, and its gradients need not be matched."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, without
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
+from leaktight.core.errors import require_at_least
 from leaktight.core.types import Observation
 from leaktight.models.bottleneck import VariationalBottleneck
 
 
 class GivenNoise(VariationalBottleneck):
-    """A bottleneck whose noise is a buffer, (N, K) or (1, K), instead of a draw."""
+    """A bottleneck whose noise is a buffer, (N, K) or (1, K), and not drawn."""
 
     noise: Tensor
 
@@ -34,21 +35,20 @@ class GivenNoise(VariationalBottleneck):
 class KnowsPrecode(Adaptation):
     """PRECODE: the noise of every example is searched for with its image; the bottleneck's gradients are left out.
 
-    ignore_bottleneck: leave the gradients of encoder and decoder out.
-    spread: of the first guess of the noise, around zero; 1 is the law it was drawn from.
+    ignore_bottleneck: do not match the gradients of encoder and decoder.
+    spread: standard deviation of the first noise, around zero, >= 0; the client's has 1.
 
-    With the right noise the gradients of all layers below are those of an ordinary network. Labels that would be
-    searched for are read off the bias of the last layer.
-    Assumes: the bottleneck's weights, which everybody has. Cannot: give every one of several local steps noise of its
-    own; all of them, and all examples, then share one unknown draw.
+    With the right noise the gradients of the layers before it are those of an ordinary network. Labels that would be
+    searched for are read from the bias of the last layer.
+    Assumes: the bottleneck's weights, which are public. Cannot: search for separate noise in each of several local
+    steps; all steps and examples then share one unknown noise vector.
     """
 
     ignore_bottleneck: bool = True
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.spread >= 0:
-            raise ValueError(f"expected spread >= 0, got {self.spread}")
+        require_at_least(0, spread=self.spread)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         return labels_from_bias(attack, seen[0]), list(seen)

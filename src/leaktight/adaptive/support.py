@@ -1,34 +1,43 @@
-"""Against compression and min-max sampling: what is zero says little, what is left says all; match on what is left."""
+"""Against compression, min-max sampling and Soteria: entries that the defense made zero are not matched."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, weighing, zeros_are_the_defenses
-from leaktight.adaptive.stages import Judging, in_stages
+from leaktight.adaptive.knowing import (
+    Adaptation,
+    Judging,
+    in_stages,
+    last_weight,
+    weighing,
+    without,
+    zeros_are_the_defenses,
+)
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
+from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation, Params, Reconstruction
 from leaktight.defenses.minmax import MinMaxSampling
+from leaktight.models.source import require_choice
 
-_LAPLACE = torch.linspace(0.5e-2, 30 - 0.5e-2, 3000, dtype=torch.float64)  # midpoints, in units of its mean size
+_LAPLACE = torch.linspace(0.5e-2, 30 - 0.5e-2, 3000, dtype=torch.float64)  # where the density is integrated
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnowsSupport(Adaptation):
     """Gradient compression: entries that are zero in the update are left out of the distance.
 
-    Assumes: nothing. After one local step the entries that are left are exact.
-    Cannot: tell how small a pruned entry was, beyond its not being among the largest. After several steps that were
-    pruned one by one, an entry is the sum over those steps in which it survived, and so only near to the truth.
+    Assumes: nothing. After one local step the remaining entries are exact.
+    Cannot: know the size of a pruned entry, only that it was not among the largest. After several steps that were each
+    pruned, an entry is the sum over the steps in which it was kept, and so only approximate.
     """
 
     exact: ClassVar[bool] = True
@@ -45,20 +54,19 @@ class KnowsSupport(Adaptation):
 class KnowsSampling(KnowsSupport):
     """Min-max sampling: the visible entries alone; the values of the unbiased form are solved for, with a guess's help.
 
-    stages: how often the solutions are chosen anew.
+    stages: how often the solutions are chosen again, >= 0.
 
-    An entry g is sent as v = g + C / g. Its size is at least 2 sqrt(C), and close to that for some entry, which gives C
-    away. That leaves two solutions for every entry. Which is likelier at first follows from how many entries of its
-    tensor were drawn; after that, the one that is nearer to the guess is taken, and the search goes on from there.
+    An entry g is sent as v = g + C / g. Its size is at least 2 sqrt(C), and close to that for some entry, which reveals
+    C. Every entry then has two solutions. The first choice is the more likely one, given how many entries of its tensor
+    were sampled; later choices are the solution nearer to the guess.
     Assumes: one local step, or sampling of the whole update (at = "update"); many entries are sent.
-    Cannot: see entries that were not drawn. Values of several steps that were sampled one by one are not solved for.
+    Cannot: use entries that were not sampled. Values of several steps that were each sampled are not solved for.
     """
 
     stages: int = 6
 
     def __post_init__(self) -> None:
-        if self.stages < 0:
-            raise ValueError(f"expected stages >= 0, got {self.stages}")
+        require_at_least(0, stages=self.stages)
 
     def solve(
         self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
@@ -68,7 +76,7 @@ class KnowsSampling(KnowsSupport):
         return in_stages(attack, WhichSolution(), self.stages, seen, rng=rng, progress=progress)
 
     def _solvable(self, seen: Observation) -> bool:
-        """Whether values were changed, in what was sent and not in steps before they were added up."""
+        """Whether the defense changed the values of the update itself, and not of several steps before their sum."""
         assert isinstance(self.defense, MinMaxSampling)
         local, count = seen.local_training, seen.batch_size
         one_step = seen.update.kind == "gradient" or (local and count and local.num_steps(count) == 1)
@@ -78,7 +86,7 @@ class KnowsSampling(KnowsSupport):
 
 @dataclass(frozen=True)
 class WhichSolution(Judging):
-    """Of the two solutions of every entry the likelier, weighed by how sure that is; then the one nearer to a guess."""
+    """First the more likely solution of every entry, weighted by its certainty; then the one nearer to the guess."""
 
     def judged(self, view: View, guessed: Params | None) -> View:
         solved = solutions(view.target)
@@ -94,7 +102,7 @@ class WhichSolution(Judging):
 
 
 class Solutions(NamedTuple):
-    """The two solutions g of v = g + C / g for every entry of a tensor, and the odds of the smaller; 0 where v is 0."""
+    """The two solutions g of v = g + C / g for every entry of a tensor, 0 if v is 0, and the odds of the smaller."""
 
     small: Tensor
     large: Tensor
@@ -102,10 +110,10 @@ class Solutions(NamedTuple):
 
 
 def solutions(tensors: Params) -> dict[str, Solutions]:
-    """What may stand behind an unbiased sample, in float64.
+    """The possible values before an unbiased sample, in float64.
 
-    With g = sqrt(C) t, the solutions are t and 1 / t. For entries of a Laplace law of mean size s their odds are
-    e^((t - 1/t) sqrt(C) / s) / t^4, the second factor for how likely each is to be drawn and to fall on this v.
+    With g = sqrt(C) t, the solutions are t and 1 / t. For entries with a Laplace distribution of mean size s their odds
+    are e^((t - 1/t) sqrt(C) / s) / t^4; the second factor is how likely each is to be sampled and to give this v.
     """
     sizes = torch.cat([tensor.flatten() for tensor in tensors.values()]).abs().to(torch.float64)
     root = float(sizes[sizes > 0].min()) / 2
@@ -121,7 +129,7 @@ def solutions(tensors: Params) -> dict[str, Solutions]:
 
 
 def mean_size(share: float) -> float:
-    """The mean size, in units of sqrt(C), of entries of a Laplace law of which such a share is drawn.
+    """The mean size, in units of sqrt(C), of Laplace-distributed entries of which the fraction `share` is sampled.
 
     >>> round(mean_size(0.5), 3)  # the integral of exp(-x) m^2 x^2 / (m^2 x^2 + 1), solved for m
     1.544
@@ -137,5 +145,38 @@ def mean_size(share: float) -> float:
 
 
 def _aimed(view: View, values: Params) -> View:
-    """A view with other values to come close to."""
+    """A view with another target."""
     return replace(view, target={name: values[name].to(tensor) for name, tensor in view.target.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsSoteria(Adaptation):
+    """Soteria: the zeroed columns of the last layer's weight are left out, or that weight as a whole.
+
+    leave_out: "columns" or "layer". After several local steps it is always the layer, as a column may be zero in some
+    steps only.
+    Assumes: a model that ends in a linear layer. All matched entries are exact.
+    Cannot: use the features of the zeroed columns; the convolutions before them are enough.
+    """
+
+    exact: ClassVar[bool] = True
+
+    leave_out: Literal["columns", "layer"] = "columns"
+
+    def __post_init__(self) -> None:
+        require_choice("leave_out", self.leave_out, ("columns", "layer"))
+
+    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
+        return zeros_are_the_defenses(attack), list(seen)
+
+    def view(self, view: View, seen: Observation) -> View:
+        name = last_weight(view.trainer.model, seen)
+        if name not in view.target:
+            return view
+        local, count = seen.local_training, seen.batch_size or 1
+        several = seen.update.kind == "delta" and (local is None or local.num_steps(count) > 1)
+        if self.leave_out == "layer" or several:
+            return without(view, [name], "the last layer's weight is not matched")
+        weight = view.target[name]
+        kept = (weight != 0).any(0, keepdim=True).to(weight.dtype).expand_as(weight).clone()
+        return weighing(view, {name: kept}, "zero columns of the last layer are not matched")

@@ -1,8 +1,9 @@
-"""Which attacker expects which defense."""
+"""The adaptation of each defense, and of stacks of defenses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from leaktight.adaptive.adadefense import KnowsAdaDefense
 from leaktight.adaptive.clipping import KnowsClipping
@@ -10,14 +11,15 @@ from leaktight.adaptive.fedkl import KnowsFedKl
 from leaktight.adaptive.graddefense import KnowsGradDefense
 from leaktight.adaptive.knowing import Adaptation, Knowing, composition_of
 from leaktight.adaptive.lrp import KnowsRates
-from leaktight.adaptive.noise import KnowsNoise
+from leaktight.adaptive.noise import KnowsClientDp, KnowsDpSgd, KnowsNoise
 from leaktight.adaptive.outpost import KnowsOutpost
 from leaktight.adaptive.precode import KnowsPrecode
-from leaktight.adaptive.private import KnowsClientDp, KnowsDpSgd
-from leaktight.adaptive.soteria import KnowsSoteria
-from leaktight.adaptive.stack import KnowsStack, readable
-from leaktight.adaptive.support import KnowsSampling, KnowsSupport
-from leaktight.core.protocols import Attack, Defense
+from leaktight.adaptive.support import KnowsSampling, KnowsSoteria, KnowsSupport
+from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.view import View
+from leaktight.core.protocols import Attack, Defense, Progress
+from leaktight.core.rng import Rng
+from leaktight.core.types import Observation, Reconstruction
 from leaktight.defenses.ada_lrp import AdaLrp
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.client_dp import ClientDp
@@ -55,16 +57,58 @@ ADAPTATIONS: Mapping[type[Defense], type[Adaptation]] = {
 
 
 def adapt(attack: Attack, defense: Defense) -> Attack | None:
-    """The attack made for a defense; None where the attack cannot be changed, or nobody knows how."""
+    """The attack adapted to a defense; None if the attack cannot be adapted or the defense has no adaptation."""
     base, adaptation = composition_of(attack), adaptation_to(defense)
     return None if base is None or adaptation is None else Knowing(attack=base, adaptation=adaptation)
 
 
 def adaptation_to(defense: Defense) -> Adaptation | None:
-    """What changes for an attacker who expects this defense; of a stack, what changes for each of its parts."""
+    """The adaptation to a defense, or to the parts of a stack; None if there is none."""
     if isinstance(defense, Stack):
         parts = [adaptation_to(part) for part in defense.parts if type(part) is not Defense]
         kept = readable(parts)
         return KnowsStack(defense=defense, parts=kept) if kept else None
     kind = ADAPTATIONS.get(type(defense))
     return None if kind is None else kind(defense=defense)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsStack(Adaptation):
+    """A stack: the adaptations to its parts, from the part that acted last to the first.
+
+    parts: in the order of the stack, without those that need exact entries which a later part has blurred.
+    Assumes: what its parts assume. Cannot: undo a part whose effect a later part has hidden.
+    """
+
+    parts: tuple[Adaptation, ...]
+
+    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
+        shown = list(seen)
+        for part in reversed(self.parts):
+            attack, shown = part.prepare(attack, shown)
+        return attack, shown
+
+    def view(self, view: View, seen: Observation) -> View:
+        """Parts in the order of the stack, so that models of defenses act on a guess in the order of the defenses."""
+        for part in self.parts:
+            view = part.view(view, seen)
+        return view
+
+    def solve(
+        self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
+    ) -> Reconstruction:
+        staged = [part for part in self.parts if type(part).solve is not Adaptation.solve]
+        if staged:
+            return staged[-1].solve(attack, seen, rng=rng, progress=progress)
+        return super().solve(attack, seen, rng=rng, progress=progress)
+
+
+def readable(parts: Sequence[Adaptation | None]) -> tuple[Adaptation, ...]:
+    """The adaptations that are still useful; None is a part without one, which may have blurred every entry."""
+    kept: list[Adaptation] = []
+    blurred = False
+    for part in reversed(parts):
+        if part is not None and not (part.exact and blurred):
+            kept.insert(0, part)
+        blurred = blurred or part is None or part.blurs
+    return tuple(kept)

@@ -1,4 +1,4 @@
-"""Attacks: what can be reconstructed from an update. The public names are in `__init__.pyi`."""
+"""Attacks that reconstruct examples from an update. The public names are in `__init__.pyi`."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Negative controls: guesses that an attack has to beat before its score means anything."""
+"""Negative controls: guesses with little or no use of the update, which an attack must beat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
@@ -24,6 +24,7 @@ from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Reconstruction
 from leaktight.fl.local import Trainer, loss_and_gradient
+from leaktight.models.source import require_choice
 from leaktight.models.surgery import mode_of
 
 
@@ -31,8 +32,8 @@ from leaktight.models.surgery import mode_of
 class MeanImage(Attack):
     """The same image for every example: the mean of the public data where they are known, mid-grey where not.
 
-    It does not look at the update, of which only the first is taken. One image where the number of examples is not
-    disclosed. Labels are those disclosed, or else drawn at random (for words: empty). The loss is NaN: there is none.
+    It ignores the update. The answer has one image if the number of examples is not disclosed. Labels are those
+    disclosed, else random (for words: empty). The loss is NaN.
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
@@ -53,13 +54,13 @@ class MeanImage(Attack):
 class NearestPublicImage(Attack):
     """The public images whose own gradients point most nearly where the update does, one per example, none twice.
 
-    It shows what is gained by looking a private image up instead of reconstructing it. Each public image is a batch of
-    one with its own label, on the model sent. Only the first update is looked at, a delta as minus the gradient.
-    One image where the number of examples is not disclosed. The loss is the mean of 1 - cosine.
-    Where labels are disclosed, or `labels` infers them, each is given the nearest image of its class, or of any class
-    where the public data have none left. Otherwise the nearest of all are taken, which for a batch tend to be of the
-    one class that dominates the update.
-    candidates: look at so many public images, drawn at random (None: all). mode: how batch norm runs.
+    It shows what retrieval achieves without reconstruction. The gradient of each public image is that of a batch of one
+    with its own label, on the model sent. Only the first update is used, a delta as minus the gradient. The answer has
+    one image if the number of examples is not disclosed. The loss is the mean of 1 - cosine.
+    If labels are disclosed or inferred by `labels`, the answer has for each the nearest image of its class, or of any
+    class if none is left. Otherwise it has the nearest of all, which for a batch are often of the one class that
+    dominates the update.
+    candidates: number of public images to compare, drawn at random, >= 1; None: all. mode: of batch norm.
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
@@ -69,10 +70,8 @@ class NearestPublicImage(Attack):
     mode: Literal["train", "eval"] = "train"
 
     def __post_init__(self) -> None:
-        if self.candidates is not None and self.candidates < 1:
-            raise ValueError(f"expected candidates >= 1 or None, got {self.candidates}")
-        if self.mode not in ("train", "eval"):
-            raise ValueError(f"expected mode 'train' or 'eval', got {self.mode!r}")
+        require_at_least(1, candidates=self.candidates)
+        require_choice("mode", self.mode, ("train", "eval"))
 
     @property
     def labels_from(self) -> LabelSource:
@@ -102,7 +101,7 @@ class NearestPublicImage(Attack):
         )
 
     def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
-        """Labels to choose images by, (N,), or None."""
+        """The labels by which images are chosen, (N,), or None."""
         if not seen.task.one_class:
             return None
         if seen.labels is not None and len(seen.labels) == count:
@@ -110,7 +109,7 @@ class NearestPublicImage(Attack):
         return None if self.labels is None else self.labels.infer(seen, count, rng=rng.child("labels"))
 
     def _distances(self, seen: Observation, public: Batch, rng: Rng, progress: Progress | None) -> Tensor:
-        """1 - cosine of each public image's gradient to the update, (N,)."""
+        """1 - cosine between each public image's gradient and the update, (N,)."""
         sign = -1.0 if seen.update.kind == "delta" else 1.0
         target = {name: sign * tensor for name, tensor in seen.update.tensors.items()}
         objective = Cosine()
@@ -127,7 +126,7 @@ class NearestPublicImage(Attack):
 
 
 def _nearest_by_class(distances: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
-    """For each label the place of the nearest image of that class, or of any where none is left; none twice."""
+    """For each label the index of the nearest image of that class, or of any class if none is left; none twice."""
     order: list[int] = distances.argsort(stable=True).tolist()
     known: list[int] = classes.tolist()
     chosen: list[int] = []
@@ -139,13 +138,13 @@ def _nearest_by_class(distances: Tensor, classes: Tensor, wanted: Tensor) -> Ten
 
 
 def _gradient(trainer: Trainer, seen: Observation, batch: Batch) -> Params:
-    # Batch norm moves its statistics, so it gets copies.
+    # Copies, as batch norm updates its statistics in place.
     buffers = {name: tensor.clone() for name, tensor in seen.broadcast.buffers.items()}
     return loss_and_gradient(trainer, seen.broadcast.params, buffers, batch)[1]
 
 
 def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:
-    """Labels without a look at the update."""
+    """Labels (N,) that do not depend on the update."""
     if seen.labels is not None and len(seen.labels) == count:
         return seen.labels.clone()
     return seen.task.blind_targets(count, seen.num_classes, rng.child("labels").public())
@@ -160,7 +159,7 @@ class PriorOnly(Preset):
 
     @property
     def wants_labels(self) -> bool:
-        return True  # its own rule is for one example
+        return True  # its own strategy, Idlg, is for one example only
 
     def matching(self) -> Matching:
         return replace(

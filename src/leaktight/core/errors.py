@@ -7,6 +7,7 @@ The command line prints the message of a `LeaktightError` on one line. A `UsageE
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -80,3 +81,17 @@ def suggestion(name: str, valid: Iterable[str]) -> str:
     swapped = [each for each in names if sorted(each) == sorted(name)]
     close = swapped or difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(names)}"
+
+
+def require_at_least(least: float, **settings: float | None) -> None:
+    """Raise ValueError unless all these settings are finite and >= `least`, or None."""
+    for name, value in settings.items():
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"expected {name} >= {least:g}, got {value}")
+
+
+def require_above(bound: float, **settings: float | None) -> None:
+    """Raise ValueError unless all these settings are finite and > `bound`, or None."""
+    for name, value in settings.items():
+        if value is not None and not bound < value < math.inf:
+            raise ValueError(f"expected {name} > {bound:g}, got {value}")

@@ -1,1 +1,1 @@
-"""."""
+"""Federated learning: clients, the server's protocol, aggregators, and local training. Start at `protocol.py`."""

@@ -1,4 +1,4 @@
-"""What a server accepts of its clients. Nothing is taken on trust: an answer may come from anybody."""
+"""The server's checks of the answers of clients, which may be malicious."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from leaktight.fl.messages import Evaluated, Failed, Outcome, Trained, why_decli
 from leaktight.fl.plan import Server
 
 LARGEST_VALUE = 1e6
-"""An update with a number beyond this is left out: no training step is so large, and a few would drown all others."""
+"""An update with a larger number is not used: no training step is that large, and it would outweigh all others."""
 
 
 def why_malformed(
     update: Update, broadcast: Broadcast, kind: str, most_examples: int | None = None, *, sealed: bool = False
 ) -> str | None:
-    """Why an update must not be aggregated, or None. Withheld names are fine, unknown ones are not.
+    """Why an update must not be aggregated, or None. Names may be missing, but not unknown.
 
-    most_examples: the client has no more of them, so it cannot weigh more. sealed: whether it should be encrypted.
+    most_examples: the number of examples of the client, which limits its weight; None: no limit.
+    sealed: whether the update must be encrypted.
     """
     if update.kind != kind:
         return f"expected a {kind}, got a {update.kind!s:.40}"
@@ -64,7 +65,7 @@ def _why_not_like(name: Any, tensor: Any, known: Params) -> str | None:
 
 
 def _are_figures(figures: Any) -> bool:
-    """Whether these are numbers by name, as clients report them."""
+    """Whether these are finite numbers by name."""
     return isinstance(figures, Mapping) and all(
         isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value)
         for name, value in figures.items()
@@ -82,7 +83,7 @@ def _why_unfit(reply: Trained, broadcast: Broadcast, server: Server, client: str
 def accepted(
     replies: Mapping[str, Outcome], drawn: list[str], broadcast: Broadcast, server: Server
 ) -> tuple[dict[str, Trained], dict[str, str]]:
-    """The updates that may be combined, and why the others may not."""
+    """The valid updates by client, and for the other clients the reason why there is none."""
     trained: dict[str, Trained] = {}
     failures: dict[str, str] = {}
     for client in drawn:
@@ -99,7 +100,7 @@ def accepted(
 
 
 def is_score(reply: Outcome) -> TypeGuard[Evaluated]:
-    """Whether a client's score can be one."""
+    """Whether a reply is a valid score."""
     return (
         isinstance(reply, Evaluated)
         and type(reply.num_examples) is int

@@ -1,4 +1,4 @@
-"""How a server combines updates. Sums run over clients in the order of their names, so results are exact to the bit."""
+"""How a server combines updates. Sums run over clients in the order of their names, so results are reproducible."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import UsageError, require_above
 from leaktight.core.protocols import Aggregator, Conversation
 from leaktight.core.rng import Rng
 from leaktight.core.types import Broadcast, Params, State, Update, UpdateKind
 
 
 def weighted_mean(values: Mapping[str, Params], weights: Mapping[str, float]) -> dict[str, Tensor]:
-    """The weighted mean by name over the clients that sent it; whole numbers are rounded.
+    """The weighted mean of each tensor over the clients that sent it; integer tensors are rounded.
 
     >>> weighted_mean({"a": {"w": torch.tensor(1.0)}, "b": {"w": torch.tensor(4.0)}}, {"a": 2, "b": 1})
     {'w': tensor(2.)}
@@ -37,9 +37,9 @@ def weighted_mean(values: Mapping[str, Params], weights: Mapping[str, float]) ->
 
 
 class Combined(Protocol):
-    """Weighted means of a round's updates for the eyes of clients; the server may be unable to read them.
+    """Computes the weighted mean of a round's updates as a part of a question to clients; it may be encrypted.
 
-    noise_std: of Gaussian noise on every value. What comes back is a part of a question.
+    noise_std: standard deviation of the Gaussian noise on every value.
     """
 
     def __call__(self, weights: Mapping[str, int], *, noise_std: float = 0.0, rng: Rng) -> State: ...
@@ -47,25 +47,25 @@ class Combined(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Aggregator):
-    """A weighted mean of the updates, followed by a step of the server; it also works on encrypted updates."""
+    """A weighted mean of the updates, then a step of the server. It also works on encrypted updates."""
 
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"num_examples"})
 
     def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
-        """How much each client counts, from what travels beside the tensors."""
+        """The weight of each client, from the metadata of its update."""
         return {client: float(_examples(client, update)) for client, update in updates.items()}
 
     def weigh(
         self, updates: Mapping[str, Update], combined: Combined, *, broadcast: Broadcast, rng: Rng
     ) -> Conversation[dict[str, float]]:
-        """How much each client counts, where the clients have to be asked for it."""
+        """The weight of each client, for subclasses that have to ask the clients."""
         yield from ()
         return self.weights(updates)
 
     def step(self, mean: Params, state: State) -> tuple[Params, State]:
-        """What the server makes of the weighted mean."""
+        """The change of the model, from the weighted mean."""
         return mean, state
 
     def combine(self, updates: Mapping[str, Update], state: State) -> tuple[Params, State]:
@@ -107,8 +107,7 @@ class FedSgd(Linear):
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+        require_above(0, learning_rate=self.learning_rate)
 
     @property
     def update_kind(self) -> UpdateKind:
@@ -129,8 +128,7 @@ class ServerMomentum(FedAvg):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+        require_above(0, learning_rate=self.learning_rate)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected momentum in [0, 1), got {self.momentum}")
 
@@ -158,9 +156,7 @@ class ServerAdam(FedAvg):
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+        require_above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} in [0, 1), got {getattr(self, name)}")

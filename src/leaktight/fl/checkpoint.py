@@ -1,4 +1,4 @@
-"""Checkpoints: one file that is either the old one or the new one, never half of either."""
+"""Checkpoints: a file that is replaced as a whole, never half-written."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ VERSION = 3
 
 
 def save_checkpoint(path: Path, state: State) -> None:
-    """Store nested state (see `core.tensors.pack`), for its owner alone: clients' secrets may be part of it."""
+    """Write nested state (see `core.tensors.pack`), readable by its owner only, as it may hold clients' secrets."""
     write_private(path, pack({"version": VERSION, "state": state}))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read what `save_checkpoint` stored."""
+    """Read what `save_checkpoint` wrote."""
     try:
         content = unpack(path.read_bytes())
         if content["version"] != VERSION:
-            raise CheckpointError(f"{path} has version {content['version']}, expected {VERSION}; start the run anew")
+            raise CheckpointError(f"{path} has version {content['version']}, expected {VERSION}; start a new run")
         state: dict[str, Any] = content["state"]
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{path} is not a readable checkpoint ({error}); start the run anew") from error
+        raise CheckpointError(f"{path} is not a readable checkpoint ({error}); start a new run") from error
     return state

@@ -24,14 +24,14 @@ from leaktight.fl.plan import Setup
 from leaktight.fl.state import ClientState
 
 PROBED_EXAMPLES = 64
-"""How many of its own images a client shows to its guard."""
+"""Number of its images that a client passes to its guard."""
 
 
 @dataclass(frozen=True)
 class ClientRound:
-    """One client's round; only `trained` leaves the client. `truth` gathers what was trained on, when asked.
+    """One client's round; only `trained` leaves the client.
 
-    report: what the client measured about itself, one figure of each name.
+    truth: returns what was trained on. report: what the client measured about itself, by name.
     """
 
     trained: Trained
@@ -42,14 +42,14 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant. Its state (None before the first request) is kept by whoever carries the requests.
+    """One client. Its state (None before the first request) is kept by the engine that delivers the requests.
 
-    setup: what all participants have in common. agreement: what the client answers; every request is checked against
-    it. Everything secret of a round is drawn from a stream that hangs on the round, on what was asked and on what the
-    client brings, so that no secret comes twice.
+    setup: shared by server and clients. agreement: which requests the client answers; every request is checked.
+    All secrets of a round are drawn from a stream that depends on the round, the request and the client's own data and
+    settings (`brings`), so that none is drawn twice.
 
-    Where the defense promises differential privacy, no batch statistics are sent, the guard sees none of the client's
-    images, and training that fails or overflows counts as no change: whether there is an answer tells nothing.
+    With a defense that provides differential privacy, no batch statistics are sent, the guard gets none of the client's
+    images, and training that fails or overflows counts as no change, so that the presence of an answer reveals nothing.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Client:
 
     @property
     def brings(self) -> str:
-        """A hash of what the client brings to a round: its name, its data, its defense and its local training."""
+        """A hash of the client's name, data, defense and local training."""
         total = hashlib.sha256(repr((self.name, self.trainer.defense, self.trainer.local, self.trainer.mode)).encode())
         total.update(digest({"images": self.train.inputs, "targets": self.train.targets}).encode())
         return total.hexdigest()
@@ -81,28 +81,28 @@ class Client:
         return ClientFacts(self.name, len(self.train), len(kinds))
 
     def handle(self, request: Request, state: ClientState | None) -> tuple[Reply, ClientState]:
-        """Answer one request, or raise an error, which whoever carries requests answers with `Declined`."""
+        """Answer one request, or raise an error, for which the engine sends `Declined`."""
         if isinstance(request, Train):
             done = self.train_round(request, state)
             return done.trained, done.state
         trainer, state = self._begin(state)
-        state = self._conducted(request, state)
+        state = self._admitted(request, state)
         if isinstance(request, Evaluate):
             return self._score(trainer, request, state), state
         return self._answer(request, trainer, state)
 
     def marked(self, request: Request, state: ClientState | None) -> ClientState:
-        """The state after a request that was admitted and could not be answered: it cannot be asked again.
+        """The state after a request that was admitted but could not be answered, so that it is not admitted again.
 
-        `RefusedError` where it is not admitted.
+        `RefusedError` if it is not admitted.
         """
-        return self._conducted(request, self._begin(None)[1] if state is None else state)
+        return self._admitted(request, self._begin(None)[1] if state is None else state)
 
     def train_round(self, request: Train, state: ClientState | None) -> ClientRound:
-        """One round of local training: check, plan, train, defend, and keep what is private."""
+        """One round of local training: check the request, train, apply the defense, keep what is private."""
         start, report = time.perf_counter(), Meter()
         trainer, state = self._begin(state, report)
-        state = self._conducted(request, state)
+        state = self._admitted(request, state)
         trainer, state = self._receive(request.broadcast, trainer, state, report)
         here, asked = self.rng.child("round", request.broadcast.round), self._digest_of(request)
         rng = here.child("defense", asked)
@@ -148,7 +148,7 @@ class Client:
     def _defended(
         self, request: Train, result: LocalResult, params: Params, count: int, *, rng: Rng, report: Report
     ) -> tuple[Update, State]:
-        """What the defense lets out of a round with so many examples, and what it remembers."""
+        """The update after the defense, and the defense's state. count: number of examples used."""
         sent, defense = request.broadcast, self.setup.defense
         update = Update(
             tensors=_shared(result.update(params, request.kind), sent.params),
@@ -170,8 +170,8 @@ class Client:
         self.agreement.check_budget(defense, memory)
         return update, memory
 
-    def _conducted(self, request: Request, state: ClientState) -> ClientState:
-        """The state with the client's conduct after this request; `RefusedError` where it must not be answered."""
+    def _admitted(self, request: Request, state: ClientState) -> ClientState:
+        """The state with this request recorded; `RefusedError` if it must not be answered."""
         return replace(state, conduct=self.agreement.admit(request, state.conduct, self.setup))
 
     def _needed(self, update: Update) -> Update:
@@ -195,11 +195,13 @@ class Client:
             listed, state = setup.defense.questions, replace(state, defense=memory)
         fields = listed[question.kind.partition("/")[0]].answer
         if set(answer) != set(fields):
-            raise LeaktightError(f"the answer to {question.kind!r} has fields that are not listed; nothing was sent")
+            raise LeaktightError(
+                f"expected the listed fields in the answer to {question.kind!r}, got others; nothing was sent"
+            )
         return Answered(answer), state
 
     def _begin(self, state: ClientState | None, report: Report = silent) -> tuple[Trainer, ClientState]:
-        """The client's own network and state; made at the first request."""
+        """The client's own network, and its state, which is created at the first request."""
         model, facts = copy.deepcopy(self.trainer.model), self.facts
         with timed(report):
             model, memory = self.trainer.defense.start(model, facts, rng=self.rng.child("defense", "start"))
@@ -215,7 +217,7 @@ class Client:
     def _receive(
         self, broadcast: Broadcast, trainer: Trainer, state: ClientState, report: Report
     ) -> tuple[Trainer, ClientState]:
-        """Let the guard look at what the server sent; then take the network, if the server hands out another."""
+        """Let the guard check what the server sent; then use the network of the server, if it sent one."""
         state = replace(state, guard=self._guarded(broadcast, state, report))
         if broadcast.model is None:
             return trainer, state
@@ -224,7 +226,7 @@ class Client:
         return replace(trainer, model=model), state
 
     def _guarded(self, broadcast: Broadcast, state: ClientState, report: Report) -> State:
-        """What the guard remembers after this model, or `RefusedError`."""
+        """The guard's state after this model, or `RefusedError`."""
         if self.guard is None:
             return state.guard
         some = None if self.trainer.defense.private else self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
@@ -240,7 +242,7 @@ class Client:
             return evaluate(trainer, params, buffers, examples)
 
     def _member(self, trainer: Trainer, state: ClientState, *, rng: Rng) -> Member:
-        """What the aggregator's side here may ask of this client."""
+        """What the client's side of the aggregator may use of this client."""
 
         def mean_loss(model: Params, statistics: Params, on: Literal["train", "validation"]) -> float:
             examples = self.train if on == "train" else self.validation
@@ -268,7 +270,7 @@ def _trained(
     rng: Rng,
     report: Report,
 ) -> LocalResult:
-    """Local training; where a private defense's noise is yet to come, one that fails on its data changes nothing."""
+    """Local training. With a private defense, whose noise comes later, training that fails counts as no change."""
     try:
         return local_update(
             trainer,
@@ -299,10 +301,10 @@ def _gained(tensors: Params, known: Params) -> Params:
 
 
 def _shared(tensors: Params, known: Params) -> dict[str, Tensor]:
-    """What the server knows by name; the rest was added by the defense and never leaves the client."""
+    """The tensors that the server knows by name; the others were added by the defense and never leave the client."""
     return {name: tensor for name, tensor in tensors.items() if name in known}
 
 
 def _withheld(buffers: Params, update: Update, broadcast: Broadcast) -> Params:
-    """What stays with the client; where no statistics are sent at all, the server's are used in the next round."""
+    """The buffers that stay with the client; if no statistics are sent, the server's are used in the next round."""
     return _gained(buffers, broadcast.buffers if update.buffers is None else update.buffers)

@@ -1,7 +1,7 @@
-"""What a client agrees to answer, and its check of every request. A server that asks for more is refused.
+"""Which requests a client agrees to answer, and the check of every request against this.
 
-The agreement is made before the first round, from the plan that everybody has. What a client has answered so far is
-part of its state, so that neither the server's numbers nor its own restarts make it answer twice.
+The agreement is made before the first round, from the public plan. What a client has answered so far is part of its
+state, so that neither a server that repeats round numbers nor a restart makes it answer twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from leaktight.core.errors import RefusedError, UsageError
+from leaktight.core.errors import RefusedError, UsageError, require_above, require_at_least
 from leaktight.core.protocols import MANY, Asked, Defense
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
@@ -29,29 +29,27 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Consent:
-    """What a client insists on beyond the plan; the table `[consent]` of a config.
+    """A client's own limits beyond the plan; the table `[consent]` of a config.
 
-    max_epsilon: the privacy budget of its own: a round that would spend more is not answered, nor any later one. It
+    max_epsilon: the client's privacy budget, > 0; a round that would spend more is not answered, nor any later one. It
     needs a defense that counts epsilon. None: no limit.
-    max_rounds: the number of rounds that it trains in. None: as many as the plan has.
+    max_rounds: the most rounds that it trains in, >= 1. None: all rounds of the plan.
     """
 
     max_epsilon: float | None = None
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_epsilon is not None and not 0 < self.max_epsilon < math.inf:
-            raise ValueError(f"expected max_epsilon > 0, got {self.max_epsilon}")
-        if self.max_rounds is not None and self.max_rounds < 1:
-            raise ValueError(f"expected max_rounds >= 1, got {self.max_rounds}")
+        require_above(0, max_epsilon=self.max_epsilon)
+        require_at_least(1, max_rounds=self.max_rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """The plan of a federation as its clients agreed to it; which kinds of questions, the methods themselves list.
+    """The plan of a federation as its clients agreed to it. Kinds of questions are listed by the methods themselves.
 
-    rounds, clients: how many there are. learning_rates, loss_scales: the smallest and the largest that a server may ask
-    for. scores_on: on which examples a client scores a model, once a round; None: it scores none.
+    rounds, clients: their numbers. learning_rates, loss_scales: the smallest and the largest that a server may ask for.
+    scores_on: the examples on which a client scores a model, once a round; None: it scores none.
     """
 
     rounds: int = MANY
@@ -62,7 +60,7 @@ class Agreement:
     consent: Consent = Consent()
 
     def admit(self, request: Request, conduct: Conduct, setup: Setup) -> Conduct:
-        """The client's conduct once it has answered, or `RefusedError`."""
+        """The record of answered requests including this one, or `RefusedError`."""
         aggregator = setup.aggregator
         if isinstance(request, Train):
             if request.kind != aggregator.update_kind:
@@ -73,7 +71,7 @@ class Agreement:
             _require_alike(request.broadcast, setup.trainer.model)
             return self._admit_scoring(request, conduct)
         if not isinstance(request, Ask) or request.to not in ("aggregator", "defense"):
-            raise RefusedError("asked something that is no request of the protocol")
+            raise RefusedError("sent something that is not a request of the protocol")
         listed = aggregator.questions if request.to == "aggregator" else setup.defense.questions
         return self._admit_question(request, conduct, listed)
 
@@ -113,7 +111,7 @@ class Agreement:
         return replace(conduct, asked={**conduct.asked, key: place})
 
     def check_budget(self, defense: Defense, state: State) -> None:
-        """Raise `RefusedError` if what the defense is about to release exceeds the client's own budget."""
+        """Raise `RefusedError` if the coming release of the defense would exceed the client's budget."""
         most = self.consent.max_epsilon
         if most is None:
             return
@@ -128,16 +126,15 @@ class Agreement:
 
 
 def agreed_rates(local: LocalTraining, rounds: int) -> tuple[float, float]:
-    """The smallest and the largest learning rate of a plan's rounds."""
+    """The smallest and the largest learning rate of all rounds."""
     factors = [local.schedule.factor(each, rounds) for each in range(rounds)]
     return local.learning_rate * min(factors), local.learning_rate * max(factors)
 
 
 def request_digest(params: Params, buffers: Params, learning_rate: float, loss_scale: float, brings: str) -> str:
-    """A hash of all that a round's training starts from. Noise hangs on it: other models, data or settings meet other
-    noise.
+    """A hash of all inputs of a round's training. Noise depends on it, so that other inputs get other noise.
 
-    params, buffers: as the server sent them. brings: a hash of what the client brings (`Client.brings`).
+    params, buffers: as the server sent them. brings: see `Client.brings`.
     """
     total = hashlib.sha256(digest({**params, **buffers}).encode())
     total.update(f"|{float(learning_rate)!r}|{float(loss_scale)!r}|{brings}".encode())
@@ -153,12 +150,15 @@ def _require_within(name: str, value: Any, limits: tuple[float, float]) -> None:
 
 def _round(broadcast: Broadcast) -> int:
     if type(broadcast.round) is not int or broadcast.round < 0:
-        raise RefusedError(f"asked for round {broadcast.round!r:.40}, which is no number of a round")
+        raise RefusedError(f"asked for round {broadcast.round!r:.40}, which is not a round number")
     return broadcast.round
 
 
 def _require_alike(broadcast: Broadcast, model: nn.Module) -> None:
-    """A network of the server's own, within one process, is for the guard to judge; tensors must be the agreed ones."""
+    """Raise `RefusedError` if names, shapes or types differ from the agreed model's.
+
+    A network that a server hands out within one process is checked by the guard instead.
+    """
     if isinstance(broadcast.model, nn.Module):
         return
     for sent, agreed in ((broadcast.params, parameters_of(model)), (broadcast.buffers, buffers_of(model))):

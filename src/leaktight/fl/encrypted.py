@@ -1,4 +1,4 @@
-"""Aggregation of updates that the server cannot read."""
+"""Aggregation of encrypted updates, which the server cannot read."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from leaktight.fl.fedboosting import FedBoosting, changes_of
 from leaktight.fl.fusion import Fusion
 
 _BOX = "key of encrypted aggregation"
-_SPREAD = 12  # standard deviations of noise that there is room for; one value in 10^32 has more
+_SPREAD = 12  # standard deviations of noise that the cipher has room for; exceeded with probability 10^-32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encrypted(Aggregator):
     """Homomorphic encryption around a linear aggregator: the server adds up updates that only clients could read.
 
-    of: the aggregator inside. cipher: how updates are encrypted. Where the fusion inside adds noise, everybody makes
-    the same room for it in the cipher, from these settings and the number of clients.
+    of: the linear aggregator. cipher: how updates are encrypted. If the fusion of `of` adds noise, the cipher's range
+    is widened for it, from these settings and the number of clients.
 
-    Before the first round one client (the first by name) makes the key pair and sends the secret key to every other, in
-    boxes that the server relays and cannot open. In a round the server combines ciphertexts, one client decrypts the
-    result, and the server applies it: it learns the aggregate, the number of examples and the losses that clients send,
-    and no update. Batch statistics are encrypted with the parameters.
+    Before the first round one client (the first by name) makes the key pair and sends the secret key to every other in
+    encrypted boxes, which the server relays and cannot open. In a round the server combines ciphertexts, one client
+    decrypts the result, and the server applies it. The server learns the aggregate, the number of examples and the
+    losses that clients send, and no update. Batch statistics are encrypted with the parameters.
 
     Reference: Ren, thesis 2023, section 4.2.2.
-    Assumes: a server that follows the protocol, and no client that colludes with it: every client holds the secret key,
-    and who has it and the ciphertexts has everything (docs/fedboosting.md).
+    Assumes: a server that follows the protocol, and no client that colludes with it: every client has the secret key,
+    with which the ciphertexts can be decrypted (docs/fedboosting.md).
     Differs from the paper: packed values, real key sizes, integer weights that sum to their scale; the server gets the
     decrypted aggregate in every round, as in the published code, not only after the last.
     """
@@ -85,7 +85,7 @@ class Encrypted(Aggregator):
         return self.of.loss_scale(num_examples, all_examples)
 
     def sealing(self, clients: int) -> Cipher:
-        """The cipher with room for the noise of a federation of so many clients."""
+        """The cipher with room for the noise of a federation of this many clients."""
         fusion = self._fusion
         if fusion is None:
             return self.cipher
@@ -100,7 +100,7 @@ class Encrypted(Aggregator):
         return {"of": self.of.start(params), "public": b"", "clients": 0}
 
     def agree(self, clients: Sequence[str], state: State) -> Conversation[State]:
-        """Relay public keys and boxes; keep the cipher's public key and the number of clients: all the server needs."""
+        """Relay public keys and boxes; keep the cipher's public key and the number of clients."""
         if len(clients) < 2:
             raise UsageError(
                 "expected at least 2 clients for encrypted aggregation, got 1: the aggregate is its update"
@@ -193,7 +193,7 @@ class Encrypted(Aggregator):
         return self.of.fusion if isinstance(self.of, FedBoosting) else None
 
     def _check_fusion(self) -> None:
-        """Raise where the cipher is too narrow for updates as the fusion shortens them, or too coarse for its noise."""
+        """Raise ValueError if the cipher's range is too small for clipped updates, or too coarse for the noise."""
         fusion = self._fusion
         if fusion is None or fusion.clip_norm is None:
             return
@@ -214,7 +214,7 @@ class Encrypted(Aggregator):
         return self.sealing(clients).decrypt(Sealed.from_state(sent["sealed"]), secret)
 
     def _opened(self, sent: Mapping[str, Any], state: State, member: Member) -> dict[str, State]:
-        """The candidates that a client is to try, in the open."""
+        """The candidates that a client is to evaluate, decrypted."""
         like = {**sent["params"], **sent["buffers"]}
         return {
             name: {"changes": _shaped(torch.from_numpy(self._open(part, state, member)), part["names"], like)}
@@ -222,7 +222,7 @@ class Encrypted(Aggregator):
         }
 
     def _read(self, updates: Mapping[str, Update], broadcast: Broadcast) -> tuple[list[str], dict[str, Sealed]]:
-        """The encrypted vectors, checked to be of one form as far as the server can see, and the names in them."""
+        """The names of the encrypted tensors and the ciphertext of each client, checked as far as the server can."""
         if len(updates) < 2:
             raise RoundFailedError("expected at least 2 encrypted updates, got 1: the aggregate would be that update")
         known = {**broadcast.params, **broadcast.buffers}
@@ -246,7 +246,7 @@ class Encrypted(Aggregator):
         return names or [], vectors
 
     def _whole(self, weights: Mapping[str, float]) -> dict[str, int]:
-        """Integer weights: as they are, without common factors, where they fit; else rounded to the largest scale."""
+        """Integer weights: if they are integers that fit, without common factor; else rounded to the largest scale."""
         if all(weight == int(weight) for weight in weights.values()):
             common = math.gcd(*(int(weight) for weight in weights.values()))
             whole = {client: int(weight) // max(common, 1) for client, weight in weights.items()}
@@ -257,7 +257,7 @@ class Encrypted(Aggregator):
 
 @dataclass(frozen=True)
 class SealedCombined:
-    """Weighted means of updates that the server cannot read."""
+    """Computes weighted means of encrypted updates."""
 
     cipher: Cipher
     vectors: Mapping[str, Sealed]
@@ -280,7 +280,7 @@ class SealedCombined:
         return {"names": list(self.names), "sealed": mean.to_state()}
 
     def _blame(self, error: CipherError, clients: Sequence[str]) -> str:
-        """The client whose ciphertext alone already fails, if there is one."""
+        """The error of the first client whose ciphertext alone is invalid, or the given error."""
         for client in clients:
             try:
                 self.cipher.combine([self.vectors[client]], [1], self.public)
@@ -295,13 +295,13 @@ def _flat(changes: Params) -> Values:
 
 
 def _shaped(values: Tensor, names: Sequence[str], like: Params) -> dict[str, Tensor]:
-    """A vector cut into tensors by name, in shape and type those of `like`."""
+    """A vector as tensors by name, with the shapes and types of `like`."""
     parts = torch.split(values, [like[name].numel() for name in names])
     return {name: part.to(like[name].dtype).reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
 def _checked(values: Any, reader: str, names: Sequence[str], broadcast: Broadcast) -> dict[str, Tensor]:
-    """The decrypted aggregate, in which nothing is taken on trust but the numbers themselves."""
+    """The decrypted aggregate as tensors by name; RoundFailedError if it has another length or is not finite."""
     like = {**broadcast.params, **broadcast.buffers}
     count = sum(like[name].numel() for name in names)
     if not isinstance(values, Tensor) or values.shape != (count,) or not bool(torch.isfinite(values).all()):
@@ -310,12 +310,12 @@ def _checked(values: Any, reader: str, names: Sequence[str], broadcast: Broadcas
 
 
 def _kept(state: State, name: str, member: Member) -> Any:
-    """What a client remembers of the agreement: a "private", "public" or "secret" key, or the number of "clients"."""
+    """A value kept from the key agreement: the "private", "public" or "secret" key, or the number of "clients"."""
     if not state.get(name):
         raise LeaktightError(f"{member.name} has no {name} key: it was not there when keys were agreed on")
     return state[name]
 
 
 def _without_private(state: State) -> dict[str, Any]:
-    """The key that opens boxes is forgotten once it has done so."""
+    """The state without the key that opens the box, which is no longer needed."""
     return {name: value for name, value in state.items() if name != "private"}

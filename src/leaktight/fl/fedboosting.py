@@ -1,4 +1,4 @@
-"""FedBoosting: clients validate each other's models, and what generalises well counts for more."""
+"""FedBoosting: clients validate each other's models, and weights depend on the validation losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import RefusedError, RoundFailedError, UsageError
+from leaktight.core.errors import RefusedError, RoundFailedError, UsageError, require_at_least
 from leaktight.core.protocols import Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
 from leaktight.core.secret import released
@@ -31,11 +31,11 @@ class FedBoosting(Linear):
     variant: "paper": softmax(softmax(T) * sum of V), with T the training losses and V the validation losses of a model
     at all clients. As the thesis prints it, a larger loss gives a larger weight. "code", as published:
     proportional to 1 / (mean V * T), so that a smaller loss does.
-    scale: weights are rounded to whole parts of this, whose sum is exactly 1, with encryption and without.
-    fusion: what clients see of each other's models; None: the models themselves.
+    scale: weights are rounded to integers with this sum, with and without encryption, >= 10.
+    fusion: how updates are mixed before other clients see them; None: not at all.
 
     Reference: Ren, thesis 2023, chapter 4, Eqn. (4.1) to (4.3).
-    Assumes: clients report true losses. One that lies about its own loss, or about the others', moves the weights.
+    Assumes: clients report true losses. False losses change the weights.
     Differs from the paper: integer weights sum to the scale (in the published code they may not); batch statistics are
     weighted like parameters.
     """
@@ -45,8 +45,7 @@ class FedBoosting(Linear):
     fusion: Fusion | None = None
 
     def __post_init__(self) -> None:
-        if self.scale < 10:
-            raise ValueError(f"expected scale >= 10, got {self.scale}")
+        require_at_least(10, scale=self.scale)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -66,7 +65,7 @@ class FedBoosting(Linear):
     def on_update(
         self, update: Update, state: State, member: Member, *, broadcast: Broadcast, rng: Rng
     ) -> tuple[Update, State]:
-        """Shorten the update where noise is calibrated for its length, and say how well the model sent fits."""
+        """Clip the update if the fusion adds noise, and report the training loss of the resulting model."""
         if self.fusion is not None and self.fusion.clip_norm is not None:
             if float_changes(update.buffers or {}, broadcast.buffers):
                 raise UsageError(
@@ -107,7 +106,7 @@ class FedBoosting(Linear):
         return {client: float(weight) for client, weight in whole.items()}
 
     def shares(self, training: Mapping[str, float], validation: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """How much each client counts. validation: by model, then by the client whose examples it was tried on."""
+        """The weight of each client. validation: losses by model, then by the client that evaluated it."""
         clients = list(training)
         fit = torch.tensor([training[client] for client in clients], dtype=torch.float64)
         sums = torch.tensor([math.fsum(validation[client].values()) for client in clients], dtype=torch.float64)
@@ -123,7 +122,7 @@ class FedBoosting(Linear):
             return super().answer(question, state, member, rng=rng)
         sent = question.payload
         if len(sent["candidates"]) > member.peers:
-            raise RefusedError(f"asked to try {len(sent['candidates'])} models of {member.peers} clients")
+            raise RefusedError(f"asked to evaluate {len(sent['candidates'])} models of {member.peers} clients")
         broadcast = Broadcast(sent["params"], sent["buffers"], 0)
         losses = {
             model: member.mean_loss(*changed(broadcast, candidate["changes"], member), "validation")
@@ -143,7 +142,7 @@ class FedBoosting(Linear):
 
 @dataclass(frozen=True)
 class PlainCombined:
-    """Weighted means of updates that the server can read. changes: of parameters and statistics, by client."""
+    """Computes weighted means of plain updates. changes: of parameters and statistics, by client."""
 
     changes: Mapping[str, Params]
 
@@ -155,17 +154,17 @@ class PlainCombined:
 
 
 def float_changes(tensors: Params, received: Params) -> dict[str, Tensor]:
-    """The changes of those that are not counters."""
+    """The changes of floating-point tensors; counters are left out."""
     return {name: tensor - received[name] for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 
 def changes_of(update: Update, broadcast: Broadcast) -> dict[str, Tensor]:
-    """The changes of parameters and of batch statistics, by name."""
+    """The changes of parameters and batch statistics, by name."""
     return {**update.tensors, **float_changes(update.buffers or {}, broadcast.buffers)}
 
 
 def changed(broadcast: Broadcast, changes: Params, member: Member) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and buffers of the model that would exist if the server applied these changes and no others."""
+    """Parameters and buffers of the model after the server applies only these changes."""
     change = member.applied({name: tensor for name, tensor in changes.items() if name in broadcast.params})
     return add(broadcast.params, change), add(broadcast.buffers, changes)
 

@@ -1,4 +1,4 @@
-"""A federation put together: data and partition become clients, a model becomes what they train."""
+"""A federation, built from data, a partition and a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from leaktight.fl.state import ClientState
 
 
 class Share(NamedTuple):
-    """Which of the federation's examples belong to a client: training from `start`, validation from `validation`."""
+    """The examples of a client: training examples [start, validation), validation examples [validation, stop)."""
 
     start: int
     validation: int
@@ -37,9 +37,8 @@ class Share(NamedTuple):
 class Federation:
     """A server and its clients, before or between rounds.
 
-    examples: those of all clients, one client after the other, so that worker processes can share them.
-    setup: what server and clients have in common. consent: what clients insist on beyond the plan.
-    drawn, network: see `Server`.
+    examples: those of all clients, ordered by client, so that worker processes can share them. shares: by client.
+    setup: shared by server and clients. consent: the clients' own limits. drawn, network: see `Server`.
     """
 
     dataset: Dataset
@@ -54,7 +53,7 @@ class Federation:
     network: nn.Module | None = None
 
     def __post_init__(self) -> None:
-        _ = self.server  # which checks that everything fits
+        _ = self.server  # building it checks that all settings fit
 
     @property
     def trainer(self) -> Trainer:
@@ -84,7 +83,7 @@ class Federation:
 
     @property
     def agreement(self) -> Agreement:
-        """What every client agrees to, from the plan that all have."""
+        """What every client agrees to, from the plan."""
         return Agreement(
             rounds=self.plan.rounds,
             clients=len(self.shares),
@@ -95,11 +94,11 @@ class Federation:
         )
 
     def keyed(self, key: bytes) -> Federation:
-        """The same federation, with this key as the root of all that protects its clients."""
+        """The same federation with this key as the root of all secret random streams."""
         return replace(self, rng=self.rng.keyed(key))
 
     def with_defense(self, defense: Defense) -> Federation:
-        """An undefended federation with a defense: everything else, down to the random streams, is the same."""
+        """An undefended federation with a defense; all else, including the random streams, is the same."""
         require_inputs(type(defense).__name__, defense.takes, self.dataset.inputs)
         return replace(self, setup=self.setup.with_defense(defense, rng=self.rng.child("defense", "prepare")))
 
@@ -109,20 +108,20 @@ class Federation:
         return replace(self, setup=replace(self.setup, trainer=trainer))
 
     def first_state(self) -> FederationState:
-        """The state before the first round: the model's own weights, nothing remembered."""
+        """The state before the first round, with the model's initial weights."""
         params, buffers = cloned(parameters_of(self.trainer.model)), cloned(buffers_of(self.trainer.model))
         return FederationState(initial_state(self.server, params, buffers))
 
 
 @dataclass(frozen=True)
 class FederationState:
-    """All that changes: the server's state and each client's own (absent until the client is first asked)."""
+    """The server's state, and the state of every client that has had a request."""
 
     server: ServerState
     clients: Mapping[str, ClientState] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
-        """The state as `fl.checkpoint` stores it."""
+        """The state as nested mappings, for `fl.checkpoint`."""
         return {"server": vars(self.server), "clients": {name: each.stored() for name, each in self.clients.items()}}
 
     @classmethod
@@ -146,7 +145,7 @@ def assemble(
     consent: Consent = Consent(),
     rng: Rng,
 ) -> Federation:
-    """Give every client its examples and everybody the same settings and the same network, prepared by the defense."""
+    """Build a federation: give every client its examples, and prepare the model with the defense."""
     shares: dict[str, Share] = {}
     order: list[Tensor] = []
     start = 0

@@ -1,18 +1,19 @@
-"""THE local training: the same routine trains a client, and simulates a client for an attacker.
+"""Local training: one routine that trains a client and simulates a client for an attacker.
 
 The order within a round is fixed. `Defense.on_round` may change the learning rates; then for every batch: `on_batch`,
 loss and gradient, `on_gradient`, the optimiser's step; then `Defense.on_update` (called by the client). With
-`create_graph` every step stays differentiable with respect to the batches.
+`create_graph` every step is differentiable with respect to the batches.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +28,14 @@ from leaktight.core.tensors import cloned
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Examples, Mode, Params, State, UpdateKind
 from leaktight.fl.messages import Evaluated
-from leaktight.fl.optimizers import make_optimizer
 from leaktight.models.surgery import has_batch_norm, mode_of
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """What stays the same from round to round: the network, its task, the settings, the defense.
+    """What is the same in all rounds: network, settings of local training, task, defense.
 
-    mode: whether batch normalisation and dropout run as in training or as in evaluation.
+    mode: batch normalisation and dropout run in "train" or "eval" mode.
     """
 
     model: nn.Module
@@ -47,7 +47,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What local training leaves behind, before `Defense.on_update`.
+    """The result of local training, before `Defense.on_update`.
 
     gradient: of the last step, after the defense. losses: (steps,), before each step.
     """
@@ -59,18 +59,18 @@ class LocalResult:
     state: State = field(default_factory=dict)
 
     def update(self, received: Params, kind: UpdateKind) -> Params:
-        """The tensors to send: the gradient, or the change of the received parameters."""
+        """The tensors to send: the last gradient, or the change of the received parameters."""
         if kind == "gradient":
             return {name: self.gradient[name] for name in received}
         return {name: self.params[name] - tensor for name, tensor in received.items()}
 
 
 def silent(name: str, value: float) -> None:
-    """A report that nobody reads."""
+    """A report that is ignored."""
 
 
 class Meter:
-    """Collects what methods report and gives one figure of each name: `overall`, or the sum of `*_seconds`."""
+    """Collects reported values. `figures` has one of each name: the sum of `*_seconds`, or else `overall`."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
@@ -86,7 +86,7 @@ class Meter:
 
 
 def overall(name: str, values: Sequence[float]) -> float:
-    """One figure for several steps, clients or rounds: the mean; of a privacy budget the largest, for it is a bound.
+    """One figure for several steps, clients or rounds: the mean; for a privacy budget the largest, as it is a bound.
 
     >>> overall("epsilon", [1.0, 3.0]), overall("norm", [1.0, 3.0])
     (3.0, 2.0)
@@ -110,9 +110,9 @@ def local_update(
     rng: Rng | None = None,
     report: Report = silent,
 ) -> LocalResult:
-    """Train from `params` on `batches`, one step each. Nothing given is changed.
+    """Train from `params` on `batches`, one step each. No argument is changed.
 
-    learning_rates: one per step, floats or (for an attacker) tensors. rng: needed only by a defense that draws.
+    learning_rates: one per step, floats or (for an attacker) tensors. rng: for a defense that draws random numbers.
     """
     rng = rng or Rng.fresh()
     state = {} if state is None else state
@@ -153,9 +153,10 @@ def local_update(
 def loss_and_gradient(
     trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float = 1.0, create_graph: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean loss of the batch and its gradient by parameter name. Batch-norm statistics in `buffers` move on.
+    """The mean loss of the batch and its gradient by parameter name. Batch-norm statistics in `buffers` are
+    updated in place.
 
-    With `create_graph` both are functions that can be transformed again (`torch.func`), at some cost in time.
+    create_graph: compute with `torch.func`, so that both can be differentiated again; slower.
     """
 
     def mean_loss(leaves: Params) -> Tensor:
@@ -172,7 +173,7 @@ def loss_and_gradient(
 
 
 def batch_loss(trainer: Trainer, buffers: Params, loss_scale: float, params: Params, batch: Batch) -> Tensor:
-    """The mean loss of a batch as a function of parameters and batch; the given buffers stay as they are."""
+    """The mean loss of a batch as a function of parameters and batch; buffers are not changed."""
     return _mean_loss(trainer, params, cloned(buffers), batch, loss_scale)
 
 
@@ -184,7 +185,7 @@ def _mean_loss(trainer: Trainer, params: Params, buffers: Params, batch: Batch, 
 def per_example_gradients(
     trainer: Trainer, params: Params, buffers: Params, batch: Batch, loss_scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """The gradient of every example's own loss, (N, *shape) by name."""
+    """The gradient of each example's loss, (N, *shape) by name."""
     if trainer.mode == "train" and has_batch_norm(trainer.model):
         raise ModelError(
             "per-example gradients do not exist with batch normalisation in training mode: each depends on the whole "
@@ -202,9 +203,9 @@ def per_example_gradients(
 
 
 def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[Tensor, list[Tensor]]:
-    """Which examples a client uses in a round, (n,), and for each step which of those n make its batch.
+    """The indices of the examples of a round, (n,), and for each step the indices of its batch among these n.
 
-    Every epoch is a fresh permutation of the same n examples.
+    Every epoch is a new permutation of the same n examples.
     """
     if local.batch_size > num_examples:
         raise UsageError(
@@ -223,7 +224,7 @@ def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[
 
 
 def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Examples, chunk: int = 500) -> Evaluated:
-    """Score a model in evaluation mode, a chunk of examples at a time."""
+    """Score a model in evaluation mode. chunk: number of examples in a forward pass."""
     total = Evaluated(0, 0, 0.0)
     with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"):
         for start in range(0, len(examples), chunk):
@@ -237,7 +238,69 @@ def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Exampl
 
 @contextmanager
 def timed(report: Report) -> Iterator[None]:
-    """Count what runs inside as time that the defense takes."""
+    """Report the time of the block as time of the defense."""
     start = time.perf_counter()
     yield
     report("defense_seconds", time.perf_counter() - start)
+
+
+class LocalOptimizer(Protocol):
+    """Computes the next parameters from parameters and gradient; keeps its state between calls."""
+
+    def __call__(self, params: Params, gradient: Params, learning_rate: float | Tensor) -> dict[str, Tensor]: ...
+
+
+class Sgd:
+    """`torch.optim.SGD`: momentum, Nesterov, weight decay."""
+
+    def __init__(self, local: LocalTraining) -> None:
+        self.local = local
+        self.velocity: dict[str, Tensor] = {}
+
+    def __call__(self, params: Params, gradient: Params, learning_rate: float | Tensor) -> dict[str, Tensor]:
+        steps = {name: self._direction(name, tensor, gradient[name]) for name, tensor in params.items()}
+        if isinstance(learning_rate, Tensor):
+            return {name: tensor - learning_rate * steps[name] for name, tensor in params.items()}
+        return {name: tensor.sub(steps[name], alpha=learning_rate) for name, tensor in params.items()}
+
+    def _direction(self, name: str, param: Tensor, gradient: Tensor) -> Tensor:
+        local = self.local
+        if local.weight_decay:
+            gradient = gradient + local.weight_decay * param
+        if not local.momentum:
+            return gradient
+        before = self.velocity.get(name)
+        velocity = gradient if before is None else local.momentum * before + gradient
+        self.velocity[name] = velocity
+        return gradient + local.momentum * velocity if local.nesterov else velocity
+
+
+class Adam:
+    """`torch.optim.Adam` with coupled weight decay."""
+
+    def __init__(self, local: LocalTraining) -> None:
+        self.local = local
+        self.time = 0
+        self.first: dict[str, Tensor] = {}
+        self.second: dict[str, Tensor] = {}
+
+    def __call__(self, params: Params, gradient: Params, learning_rate: float | Tensor) -> dict[str, Tensor]:
+        self.time += 1
+        beta1, beta2 = self.local.betas
+        correction1, correction2 = 1 - beta1**self.time, 1 - beta2**self.time
+        result = {}
+        for name, param in params.items():
+            slope = gradient[name] + self.local.weight_decay * param if self.local.weight_decay else gradient[name]
+            self.first[name] = beta1 * self.first.get(name, torch.zeros_like(param)) + (1 - beta1) * slope
+            self.second[name] = beta2 * self.second.get(name, torch.zeros_like(param)) + (1 - beta2) * slope * slope
+            denominator = (self.second[name] / correction2).sqrt() + self.local.epsilon
+            result[name] = param - learning_rate * (self.first[name] / correction1) / denominator
+        return result
+
+
+_OPTIMIZERS: Mapping[str, Callable[[LocalTraining], LocalOptimizer]] = {"sgd": Sgd, "adam": Adam}
+
+
+def make_optimizer(local: LocalTraining) -> LocalOptimizer:
+    """A new optimiser with these settings."""
+    return _OPTIMIZERS[local.optimizer](local)

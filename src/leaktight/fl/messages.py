@@ -1,23 +1,28 @@
-"""Every message between server and clients, and every field that leaves a client.
+"""Every message between server and clients, every field that leaves a client, and messages as bytes.
 
 A server sends `Train`, `Evaluate` and `Ask`; a client answers with `Trained`, `Evaluated`, `Answered` or `Declined`,
-and sends nothing else. `LEAVES` lists what is in an answer, when and why; docs/messages.md is this list in words. What
-a client measures about itself (times, losses, reports of its defense) stays with it.
+and sends nothing else. `LEAVES` lists the fields of an answer, when each is sent and why; docs/messages.md explains the
+list. What a client measures about itself (times, losses, reports of its defense) stays with it.
+
+>>> decode(encode({"reply": Evaluated(10, 9, 2.5), "round": 3}))
+{'reply': Evaluated(num_examples=10, num_correct=9, loss_sum=2.5), 'round': 3}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Question
-from leaktight.core.types import Broadcast, State, Update, UpdateKind
+from leaktight.core.tensors import pack, unpack
+from leaktight.core.types import Batch, Broadcast, State, Truth, Update, UpdateKind
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train on the model sent and answer with an update of the given kind."""
+    """Train the model sent and answer with an update of this kind."""
 
     broadcast: Broadcast
     learning_rate: float
@@ -27,7 +32,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score the model sent, with the client's private parts in it, on its validation examples or a common test set."""
+    """Score the model sent, with the client's private parts, on its validation examples or the common test set."""
 
     broadcast: Broadcast
     on: Literal["validation", "test"] = "validation"
@@ -35,7 +40,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question of the server's side of a method to its counterpart at the client."""
+    """A question from the server's aggregator or defense to that of the client."""
 
     question: Question
     to: Literal["aggregator", "defense"]
@@ -81,12 +86,12 @@ class Answered:
 
 @dataclass(frozen=True)
 class Declined:
-    """The client does not answer, whatever the reason: a refusal looks like a fault, and tells nothing."""
+    """The client does not answer. No reason is given, so that a refusal cannot be told from a fault."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Not a message: why the server has no answer of a client, in the server's own words."""
+    """Not a message: the server's reason for having no answer of a client."""
 
     reason: str
 
@@ -97,7 +102,7 @@ Outcome: TypeAlias = Reply | Failed
 
 
 class Listed(NamedTuple):
-    """A field that leaves a client: when it does, and why."""
+    """When a field leaves a client, and why."""
 
     when: str
     why: str
@@ -125,9 +130,50 @@ LEAVES: Mapping[type, Mapping[str, Listed]] = {
 
 
 def why_declined(outcome: Outcome) -> str:
-    """The reason that a server can give for an answer it cannot use."""
+    """The server's reason for not using an answer."""
     if isinstance(outcome, Failed):
         return outcome.reason
     if isinstance(outcome, Declined):
         return "the client declined; its own log says why"
     return f"answered with {type(outcome).__name__}"
+
+
+_TYPE = "__type__"
+_MESSAGES: Mapping[str, type] = {
+    message.__name__: message for message in (*LEAVES, Ask, Batch, Broadcast, Evaluate, Question, Train, Truth)
+}
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A mapping of messages, tensors, numbers, strings, bytes and mappings of these as bytes; pickle is not used."""
+    return pack({"message": _to_plain(message)})
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The inverse of `encode`; LeaktightError for other or damaged bytes."""
+    try:
+        message: dict[str, Any] = _from_plain(unpack(data)["message"])
+    except LeaktightError:
+        raise
+    except Exception as error:
+        raise LeaktightError(f"not a message of this protocol ({type(error).__name__})") from error
+    return message
+
+
+def _to_plain(value: Any) -> Any:
+    if is_dataclass(value) and type(value).__name__ in _MESSAGES:
+        plain = {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {_TYPE: type(value).__name__, **plain}
+    if isinstance(value, Mapping):
+        return {key: _to_plain(item) for key, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    built = {key: _from_plain(item) for key, item in value.items()}
+    name = built.pop(_TYPE, None)
+    return built if name is None else _MESSAGES[name](**built)

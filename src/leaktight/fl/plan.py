@@ -1,4 +1,4 @@
-"""What is settled before the first round: what server and clients have in common, and how the rounds go."""
+"""What is fixed before the first round: the settings that server and clients share, and the plan of the rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from leaktight.core.errors import OutsideBudgetError, UsageError
+from leaktight.core.errors import OutsideBudgetError, UsageError, require_at_least
 from leaktight.core.protocols import Aggregator, Defense
 from leaktight.core.rng import Rng
 from leaktight.fl.local import Trainer
@@ -18,9 +18,9 @@ from leaktight.fl.local import Trainer
 
 @dataclass(frozen=True)
 class Setup:
-    """What a federation is. Its server and all its clients refer to this one value.
+    """The settings of a federation, shared by its server and all its clients.
 
-    trainer: the network as the defense has prepared it, its task and mode, local training, the defense.
+    trainer: the network as prepared by the defense, its task and mode, local training, the defense.
     """
 
     trainer: Trainer
@@ -31,12 +31,12 @@ class Setup:
         return self.trainer.defense
 
     def with_defense(self, defense: Defense, *, rng: Rng) -> Setup:
-        """The same with this defense, and with the network that it makes of the present one."""
+        """The same with this defense, and with the network prepared by it."""
         model = defense.prepare(copy.deepcopy(self.trainer.model), rng=rng)
         return replace(self, trainer=replace(self.trainer, model=model, defense=defense))
 
     def check_counted(self, scores_on: str | None) -> None:
-        """Raise `OutsideBudgetError` where a method would release what the defense's privacy budget does not count."""
+        """Raise `OutsideBudgetError` if a method releases what the defense's privacy budget does not count."""
         defense, aggregator = self.defense, self.aggregator
         if not defense.private:
             return
@@ -57,15 +57,15 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class FederationPlan:
-    """How a federation runs: how many rounds, how many clients in each, and how few may answer.
+    """The plan of a federation's rounds.
 
-    per_round: clients drawn in each round (None: all).
-    min_clients: a round in which fewer answer fails (None: all that were drawn).
-    evaluate: where the global model is scored: on the "server"'s test set or on the "clients"' validation examples.
-        With a defense whose private parts the model needs, every client scores the server's test set with its own.
-    evaluate_every: score after every so many rounds, and always after the last.
-    timeout: seconds to wait for answers where clients are elsewhere (Flower); who has not answered by then has failed.
-        None: for ever.
+    rounds: their number, >= 1. per_round: number of clients drawn in each round; None: all.
+    min_clients: a round fails if fewer clients answer; None: all that were drawn.
+    evaluate: the global model is scored on the "server"'s test set or on the "clients"' validation examples. With a
+        defense whose private parts the model needs, every client scores the server's test set with its own.
+    evaluate_every: number of rounds between two scores; the last round is always scored.
+    timeout: seconds, > 0, to wait for the answers of remote clients (Flower); those without an answer have failed.
+        None: no limit.
     """
 
     rounds: int = 10
@@ -78,10 +78,8 @@ class FederationPlan:
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise ValueError(f"expected timeout > 0 seconds, got {self.timeout}")
-        for name in ("rounds", "per_round", "min_clients", "evaluate_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} >= 1, got {value}")
+        require_at_least(1, rounds=self.rounds, per_round=self.per_round)
+        require_at_least(1, min_clients=self.min_clients, evaluate_every=self.evaluate_every)
         if self.per_round and self.min_clients and self.min_clients > self.per_round:
             raise ValueError(f"expected min_clients <= per_round, got {self.min_clients} > {self.per_round}")
 
@@ -91,10 +89,10 @@ class FederationPlan:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server knows from the start. sizes: training examples by client.
+    """The server's settings. sizes: number of training examples by client.
 
-    drawn: the clients of every round, where they are not left to chance.
-    network: what a malicious server hands out in place of the network that was agreed on.
+    drawn: the clients of every round; None: drawn at random. network: what a malicious server sends in place of the
+    agreed network.
     """
 
     setup: Setup
@@ -124,7 +122,7 @@ class Server:
 
     @property
     def scores_on(self) -> Literal["validation", "test"] | None:
-        """On which examples clients score the global model; None where the server does it alone."""
+        """The examples on which clients score the global model; None if only the server scores it."""
         if self.plan.evaluate == "clients":
             return "validation"
         return "test" if self.setup.defense.private_parts else None

@@ -1,7 +1,7 @@
-"""The federation as values, with no transport in it. Read this file to see how a round flows.
+"""The protocol of a federation, without transport. Start here to see what happens in a round.
 
 The server side, `federate`, is a generator: it yields `{client: request}` and is sent `{client: reply}`. The client
-side is `Client.handle(request, state) -> (reply, state)`. A carrier (`engines/`) moves one to the other and back.
+side is `Client.handle(request, state) -> (reply, state)`. An engine (`engines/`) delivers requests and replies.
 
     dataset -> partition -> Client
     server:   sample clients, Train(broadcast)         -> requests
@@ -45,7 +45,7 @@ Exchange: TypeAlias = Generator[Mapping[str, Request], Mapping[str, Outcome], T]
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server remembers from round to round; `round` is the next one to play."""
+    """The server's state between rounds. round: the next one to run. agreed: whether `agree` has run."""
 
     params: Params
     buffers: Params
@@ -57,7 +57,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """A finished round. change: what was added to the parameters. failures: the reason by client."""
+    """A finished round. change: of the parameters. failures: reasons by client. state: after the round."""
 
     broadcast: Broadcast
     updates: Mapping[str, Update]
@@ -87,7 +87,7 @@ def initial_state(server: Server, params: Params, buffers: Params) -> ServerStat
 
 
 def carry(conversation: Exchange[T], exchange: Callable[[Mapping[str, Request]], Mapping[str, Outcome]]) -> T:
-    """Hold a whole conversation, with `exchange` to move requests to the clients and their replies back."""
+    """Run a conversation to its end. exchange: delivers requests and returns the replies."""
     try:
         requests = next(conversation)
         while True:
@@ -105,9 +105,10 @@ def federate(
     after_round: Callable[[RoundOutcome], None],
     until: int | None = None,
 ) -> Exchange[ServerState]:
-    """Play all rounds from `state` on, or those before `until`.
+    """Run all rounds from `state` on, or those before `until`.
 
-    evaluate: scores a model on the server's test set; None: nothing is scored, at the clients neither.
+    evaluate: scores a model on the server's test set; None: no scoring at all, not even by clients.
+    after_round: called with every finished round.
     """
     if not state.agreed:
         names = sorted(server.sizes)
@@ -125,7 +126,7 @@ def federate(
 
 
 def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
-    """One round: ask the drawn clients to train, combine what they send."""
+    """One round: ask the drawn clients to train and combine their updates."""
     broadcast = Broadcast(state.params, state.buffers, state.round, server.network)
     local, aggregator = server.setup.trainer.local, server.setup.aggregator
     learning_rate = local.learning_rate * local.schedule.factor(state.round, server.plan.rounds)
@@ -172,7 +173,7 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
 
 
 def draw_clients(server: Server, round_index: int) -> list[str]:
-    """The clients of a round, sorted: those named, all of them, or a sample without replacement."""
+    """The clients of a round, sorted: those of `server.drawn`, all, or a sample without replacement."""
     names = sorted(server.sizes)
     if server.drawn is not None:
         return sorted(server.drawn)
@@ -194,7 +195,7 @@ def _score(server: Server, state: ServerState, evaluate: Callable[[Params, Param
 
 
 def _converse(conversation: Conversation[T], to: Literal["aggregator", "defense"]) -> Exchange[T]:
-    """Carry a method's questions to the clients; a client that does not answer fails the round."""
+    """Send a method's questions to the clients; the round fails if a client does not answer."""
     try:
         questions = next(conversation)
         while True:

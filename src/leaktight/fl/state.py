@@ -1,4 +1,4 @@
-"""What a client remembers between requests. It never leaves the client."""
+"""The state of a client between requests. It never leaves the client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BEFORE_ROUNDS = -1
 
 @dataclass(frozen=True)
 class Conduct:
-    """What a client has answered so far; at first nothing.
+    """The requests that a client has answered.
 
-    round, scored: of the last model that it trained on or scored. rounds: how many it trained in.
-    asked: the round in which each kind of question was last answered.
+    round, scored: the rounds of the last model that it trained and of the last that it scored, or BEFORE_ROUNDS.
+    rounds: how many it has trained in. asked: the round in which each kind of question was last answered.
     """
 
     round: int = BEFORE_ROUNDS
@@ -27,10 +27,10 @@ class Conduct:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientState:
-    """All that a client remembers.
+    """The state of a client.
 
-    defense, aggregator, guard: the own memory of each, what was spent of a privacy budget among it.
-    params, buffers: what the defense withholds from the server.
+    defense, aggregator, guard: the state of each, including the spent privacy budget.
+    params, buffers: the tensors that the defense withholds from the server.
     """
 
     defense: State = field(default_factory=dict)
@@ -41,7 +41,7 @@ class ClientState:
     guard: State = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
-        """The state as `core.tensors.pack` takes it: what is written to disk."""
+        """The state as nested mappings for `core.tensors.pack`, as written to disk."""
         return {**vars(self), "conduct": vars(self.conduct)}
 
     @classmethod

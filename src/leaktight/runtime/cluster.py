@@ -1,4 +1,4 @@
-"""Work on a Ray cluster: the same results as on this machine, from more machines."""
+"""Runs work on a Ray cluster, with the same results as on this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.runtime.executor import J, M, R, Told, Work, Workers, unheard
+from leaktight.runtime.executor import J, M, OnMessage, R, Work, Workers, ignored
 from leaktight.runtime.processes import become_worker
 from leaktight.runtime.sharing import dumped, loaded
 
 
 @dataclass(frozen=True)
 class Ray:
-    """One worker for every processor of a cluster. What work tells arrives with its result.
+    """One worker for every processor of a cluster. Messages of the work arrive with its result.
 
-    address: "ray://host:port" of a running cluster; None starts Ray on this machine, or joins the cluster that the
-    environment names. Leaktight, and a model of your own, must be importable on every machine.
+    address: "ray://host:port" of a running cluster; None starts Ray on this machine, or joins the cluster named
+    by the environment. Leaktight, and your own models, must be importable on every machine.
     """
 
     address: str | None = None
@@ -55,7 +55,7 @@ class _Cluster(Generic[J, M, R]):
     actors: list[Any] = field(default_factory=list)
 
     def run(
-        self, jobs: Iterable[J], *, shared: Sequence[object] = (), told: Told[M] = unheard
+        self, jobs: Iterable[J], *, shared: Sequence[object] = (), on_message: OnMessage[M] = ignored
     ) -> Generator[tuple[int, R], None, None]:
         packed = [(place, dumped(job, shared)) for place, job in enumerate(jobs)]
         common = self.ray.put([dumped(value) for value in shared])
@@ -67,7 +67,7 @@ class _Cluster(Generic[J, M, R]):
             for result in pool.map_unordered(lambda each, job: each.run.remote(*job, common), packed):
                 place, messages, value = loaded(result)
                 for message in messages:
-                    told(place, message)
+                    on_message(place, message)
                 yield place, value
         except self.ray.exceptions.RayActorError as error:
             raise LeaktightError(
@@ -76,7 +76,7 @@ class _Cluster(Generic[J, M, R]):
 
 
 class Actor:
-    """A process of the cluster that holds the work and does one job at a time."""
+    """A process of the cluster that does one job at a time."""
 
     def __init__(self, work: Work[object, object, object]) -> None:
         become_worker()

@@ -1,11 +1,11 @@
-"""Where work is done: in this process, in worker processes, or (`runtime.cluster`) on Ray. The results are the same.
+"""Runs work in this process, in worker processes, or on Ray (`runtime.cluster`), with the same results.
 
     with executor.start(work) as workers:
         for place, result in workers.run(jobs):
             ...
 
-Work is called with a job and with `tell`, by which it can speak while it runs. Every worker computes on one thread, so
-neither their number nor the order in which they finish changes a bit of a result.
+Work is called with a job and with `tell`, which sends messages to the main process. Every worker computes on one
+thread, so neither the number of workers nor the order in which they finish changes a result.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ M_co = TypeVar("M_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 Tell: TypeAlias = Callable[[M], None]
-"""How work speaks to the main process while it runs."""
+"""Sends a message from running work to the main process."""
 
-Told: TypeAlias = Callable[[int, M], None]
-"""Who listens: called in the main process with the place of a job and what its work tells."""
+OnMessage: TypeAlias = Callable[[int, M], None]
+"""Called in the main process with the index of a job and a message of its work."""
 
 Work: TypeAlias = Callable[[J, Tell[M]], R]
-"""What is done with a job: a function at the top of a module, or a value of a class that stands there."""
+"""What is done with a job. It is pickled, so it must be a module-level function or an instance of such a class."""
 
 
-def unheard(place: int, message: object) -> None:
-    """Nobody listens."""
+def ignored(place: int, message: object) -> None:
+    """An `OnMessage` that does nothing."""
 
 
 class Workers(Protocol[J_contra, M_co, R_co]):
-    """Holders of one piece of work."""
+    """Started workers for one kind of work."""
 
     def run(
-        self, jobs: Iterable[J_contra], *, shared: Sequence[object] = (), told: Told[M_co] = unheard
+        self, jobs: Iterable[J_contra], *, shared: Sequence[object] = (), on_message: OnMessage[M_co] = ignored
     ) -> Generator[tuple[int, R_co], None, None]:
-        """The place and the result of every job, as they come in. Jobs are taken as workers become free.
+        """The index and the result of every job, in the order in which they finish.
 
-        shared: objects that several jobs refer to (the model of a round); they travel once. An error of the work is
-        raised here. Closing the generator, or an error, ends all workers at once, whatever they do.
+        shared: objects that several jobs refer to (the model of a round); they are sent once. An error of the work is
+        raised here. An error, or closing the generator, ends all workers at once.
         """
         ...
 
 
 class Executor(Protocol):
-    """Who does work: `Inline`, `Processes` or `Ray`."""
+    """Where work runs: `Inline`, `Processes` or `Ray`."""
 
     def start(self, work: Work[J, M, R]) -> AbstractContextManager[Workers[J, M, R]]:
-        """Workers for as long as the block runs."""
+        """Start workers; they end with the `with` block."""
         ...
 
 
 @dataclass(frozen=True)
 class Inline:
-    """This process, with the threads that it has."""
+    """Runs work in this process, with its present number of threads."""
 
     @contextmanager
     def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
@@ -73,14 +73,14 @@ class _ThisProcess(Generic[J, M, R]):
     work: Work[J, M, R]
 
     def run(
-        self, jobs: Iterable[J], *, shared: Sequence[object] = (), told: Told[M] = unheard
+        self, jobs: Iterable[J], *, shared: Sequence[object] = (), on_message: OnMessage[M] = ignored
     ) -> Generator[tuple[int, R], None, None]:
         for place, job in enumerate(jobs):
-            yield place, self.work(job, partial(told, place))
+            yield place, self.work(job, partial(on_message, place))
 
 
-def in_order(results: Iterable[tuple[int, R]], done: Callable[[int, R], None] = unheard) -> list[R]:
-    """Results in the order of their jobs. done: called with each, and before that its place, as soon as it is there.
+def in_order(results: Iterable[tuple[int, R]], done: Callable[[int, R], None] = ignored) -> list[R]:
+    """Results in the order of their jobs. done: called with the index and the result of each as soon as it is there.
 
     >>> in_order([(1, "b"), (0, "a")])
     ['a', 'b']

@@ -1,6 +1,6 @@
-"""Worker processes: one thread each. They leave Ctrl-C to the main process, and never outlive it.
+"""Worker processes with one thread each. The main process handles Ctrl-C; workers end when it ends.
 
-A script that starts them needs the usual `if __name__ == "__main__":`, as every process imports the script again.
+A script that starts them needs `if __name__ == "__main__":`, as every process imports the script again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
-from leaktight.runtime.executor import Executor, Inline, J, M, R, Told, Work, Workers, in_order, unheard
+from leaktight.runtime.executor import Executor, Inline, J, M, OnMessage, R, Work, Workers, ignored, in_order
 from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
-_worker: dict[str, Any] = {}  # filled when a worker process starts, or while this process is one (`Alone`)
+_worker: dict[str, Any] = {}  # set when a worker process starts, or while this process is one (`Alone`)
 
 
 def available_cores() -> int:
@@ -37,19 +37,19 @@ def available_cores() -> int:
 
 
 def in_worker() -> bool:
-    """Whether this is a worker process, which should start no others: the cores are taken."""
+    """Whether this is a worker process, which should start no others."""
     return bool(_worker)
 
 
 def become_worker() -> None:
-    """Make this process a worker, of Leaktight's own or of Ray's: one thread, and it starts no others."""
+    """Make this process, started by Leaktight or Ray, a worker with one thread that starts no other processes."""
     torch.set_num_threads(1)
     _worker["here"] = True
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread, as worker processes do: the same bits whatever the number of processes."""
+    """Run PyTorch on one thread, as worker processes do, so that results are bitwise the same."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -60,10 +60,9 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Processes:
-    """Processes on this machine, even for a single job: it is computed exactly as one of many.
+    """Runs work in processes on this machine, even a single job, so that results do not depend on the number of jobs.
 
-    number: how many (None: one for every core). preload: modules that all of them need beside that of the work; they
-    are imported once, and not by every process.
+    number: of processes; None: one for every core. preload: modules that work needs, imported once for all processes.
     """
 
     number: int | None = None
@@ -107,7 +106,7 @@ class Alone:
 
 
 def on_this_machine(number: int | None) -> Executor:
-    """So many processes (None: one for every core); one is this process."""
+    """An executor with this many processes (None: one for every core); with one, it is this process."""
     number = number or available_cores()
     return Inline() if number == 1 else Processes(number)
 
@@ -117,23 +116,23 @@ def run_all(
     jobs: Iterable[J],
     *,
     workers: int,
-    told: Told[M] = unheard,
-    done: Callable[[int, R], None] = unheard,
+    on_message: OnMessage[M] = ignored,
+    done: Callable[[int, R], None] = ignored,
 ) -> list[R]:
     """The results of `work` on every job, in the order of the jobs.
 
-    told: called with a job's place and what its work tells. done: the same with its result, once it is there.
-    One worker is this process, and so it is for a single job.
+    on_message: called with a job's index and a message of its work. done: called with its index and its result.
+    With one worker or one job, this process does the work.
     """
     waiting = iter(jobs)
     first = list(islice(waiting, 2))
     with on_this_machine(workers if len(first) > 1 else 1).start(work) as started:
-        return in_order(started.run(chain(first, waiting), told=told), done)
+        return in_order(started.run(chain(first, waiting), on_message=on_message), done)
 
 
 @dataclass(frozen=True)
 class _Pool(Generic[J, M, R]):
-    """The main process's side. life: what the workers watch; they end when it is closed."""
+    """The main process's side of the workers. life: a pipe; workers end when it is closed."""
 
     pool: ProcessPoolExecutor
     number: int
@@ -141,7 +140,7 @@ class _Pool(Generic[J, M, R]):
     life: Connection
 
     def run(
-        self, jobs: Iterable[J], *, shared: Sequence[object] = (), told: Told[M] = unheard
+        self, jobs: Iterable[J], *, shared: Sequence[object] = (), on_message: OnMessage[M] = ignored
     ) -> Generator[tuple[int, R], None, None]:
         common = [in_shared_memory(value) for value in shared]
         waiting = enumerate(jobs)
@@ -155,7 +154,7 @@ class _Pool(Generic[J, M, R]):
                     return
                 finished, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
                 while not self.channel.empty():
-                    told(*loaded(self.channel.get()))
+                    on_message(*loaded(self.channel.get()))
                 for future in finished:
                     yield running.pop(future), loaded(future.result())
         except BrokenProcessPool as error:
@@ -184,14 +183,14 @@ def _begin(life: Connection, channel: SimpleQueue[bytes], work: bytes, examples:
 
 
 def _end_with(life: Connection) -> None:
-    """A worker ends when the main process closes its end of the pipe, or dies, even killed."""
+    """End this worker when the main process closes its end of the pipe, or dies."""
     parent = multiprocessing.parent_process()
     wait_for([life] if parent is None else [life, parent.sentinel])
     os._exit(1)
 
 
 def _run(place: int, job: bytes, common: list[Tensor]) -> bytes:
-    """Jobs, results and messages are bytes here: as tensors in shared memory they would cost file handles."""
+    """Do one job. Jobs, results and messages are bytes, as tensors in shared memory would use up file handles."""
 
     def tell(message: object) -> None:
         _worker["channel"].put(dumped((place, message)))
@@ -206,7 +205,7 @@ def _run(place: int, job: bytes, common: list[Tensor]) -> bytes:
 
 
 def _portable(error: Exception) -> bool:
-    """Whether an error survives the way to the main process; one that does not would break the pool."""
+    """Whether an error can be pickled and unpickled; one that cannot would break the pool."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

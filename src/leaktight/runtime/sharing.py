@@ -1,6 +1,6 @@
-"""Values on their way between the main process and its workers: pickled by value, large common ones in shared memory.
+"""Values sent between the main process and its workers: pickled by value, large shared ones in shared memory.
 
-Only processes of one run read these bytes; messages between server and clients elsewhere are those of `fl.wire`.
+Only processes of one run read these bytes; messages between server and remote clients are those of `fl.messages`.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from leaktight.core.types import Examples
 
 
 def dumped(value: object, shared: Sequence[object] = ()) -> bytes:
-    """A value as bytes. shared: objects that the other side has already; in their place stands their number."""
+    """A value as bytes. shared: objects that the other side already has; they are replaced by their index."""
     return _Pickler(list(shared)).dumped(value)
 
 
 def loaded(data: bytes, shared: Sequence[object] = ()) -> Any:
-    """The inverse of `dumped`. Reads only what a process of the same run wrote."""
+    """The inverse of `dumped`. Only for bytes from a process of the same run."""
     return _Unpickler(data, shared).load()
 
 
 def without_examples(value: object) -> tuple[bytes, list[object]]:
-    """A value as bytes, and apart from it the examples that it holds, which processes can then share."""
+    """A value as bytes, and separately the `Examples` in it, which processes can share."""
     pickler = _Pickler([], Examples)
     return pickler.dumped(value), pickler.shared
 
 
 def in_shared_memory(value: object) -> Tensor:
-    """A value as bytes that other processes can read without a copy of their own."""
+    """A value as bytes that other processes can read without a copy."""
     data: Tensor = torch.frombuffer(bytearray(dumped(value)), dtype=torch.uint8).share_memory_()
     return data
 
 
 class _Pickler(pickle.Pickler):
-    """Plain tensors are copied as they are seen: pickled otherwise, a view takes all the memory behind it along.
+    """Pickles plain tensors by value; the default would store all memory that a view is part of.
 
-    shared: what is left out; objects of the type `also` are added to it.
+    shared: objects that are left out; those of the type `also` are added to it.
     """
 
     def __init__(self, shared: list[object], also: type | tuple[()] = ()) -> None:

@@ -13,13 +13,11 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.adaptive.table import adapt
-from leaktight.attacks.generative.ggl import Ggl
+from leaktight.attacks.generative.ggl import AsSeen, Expected, Ggl
 from leaktight.attacks.generative.latent import Latents, divergence
-from leaktight.attacks.generative.transforms import AsSeen, Expected
 from leaktight.attacks.labels.rules import Given, Joint
-from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.attack import Matching, Recorder
 from leaktight.attacks.matching.view import Simulation
-from leaktight.attacks.matching.watching import Recorder
 from leaktight.attacks.optimizers.bayesian import Bayesian
 from leaktight.attacks.optimizers.derivative_free import CmaEs
 from leaktight.config.catalogue import ATTACKS
@@ -69,7 +67,7 @@ def test_a_latent_that_can_be_told_is_found(attack: Ggl) -> None:
     matching = attack.matching()
     found = matching.search(matching.evidence([seen], rng=replayed(0)), rng=replayed(0))
     assert isinstance(matching.sought, Latents)
-    moved = found.result.best.variables["latents"]
+    moved = found.search.best.variables["latents"]
     reached = moved.tanh() if matching.sought.squash else moved
     assert torch.allclose(reached, latents, atol=2e-2)
     assert torch.allclose(found.guess.inputs, truth.inputs, atol=2e-3)
@@ -105,7 +103,7 @@ def test_a_conditional_generator_is_asked_for_the_label() -> None:
     found = Ggl(generator=CONDITIONAL, iterations=60, population=12, onednn=True).reconstruct([seen], rng=replayed(0))
     assert torch.allclose(found.guess.inputs, truth.inputs, atol=2e-3)
     joint = Matching(sought=Latents(generator=CONDITIONAL), labels=Joint(), iterations=1)
-    with pytest.raises(UsageError, match="labels that are known before the search"):
+    with pytest.raises(UsageError, match="known labels for a class-conditional"):
         joint.reconstruct([seen], rng=replayed(0))
 
 

@@ -11,7 +11,7 @@ from tests.seeds import replayed
 
 from leaktight.attacks.generative.gias import Gias
 from leaktight.attacks.generative.latent import GeneratorWeights
-from leaktight.attacks.matching.watching import Recorder
+from leaktight.attacks.matching.attack import Recorder
 from leaktight.core.errors import UsageError
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch
@@ -49,23 +49,23 @@ def test_every_image_has_a_generator_of_its_own() -> None:
     seen, truth, latents = scene(count=2, label=0)
     matching = QUICK.second(QUICK.matching(), latents)
     problem = matching.evidence([seen], rng=replayed(0))
-    form = GeneratorWeights(generator=LINEAR, latents=latents).form(problem, replayed(0), torch.float32)
-    variables = form.draw(replayed(0))
+    space = GeneratorWeights(generator=LINEAR, latents=latents).space(problem, replayed(0), torch.float32)
+    variables = space.draw(replayed(0))
     assert set(variables) == {"0:matrix", "0:offset", "1:matrix", "1:offset"}
-    assert torch.allclose(form.images(variables, form.constants), truth.inputs, atol=1e-6)
-    moved = form.images({**variables, "1:offset": variables["1:offset"] + 0.1}, form.constants)
+    assert torch.allclose(space.images(variables, space.constants), truth.inputs, atol=1e-6)
+    moved = space.images({**variables, "1:offset": variables["1:offset"] + 0.1}, space.constants)
     assert torch.allclose(moved[0], truth.inputs[0], atol=1e-6)
     assert torch.allclose(moved[1], truth.inputs[1] + 0.1, atol=1e-6)
     with pytest.raises(UsageError, match="expected latents"):
-        GeneratorWeights(generator=LINEAR, latents=latents[:1]).form(problem, replayed(0), torch.float32)
+        GeneratorWeights(generator=LINEAR, latents=latents[:1]).space(problem, replayed(0), torch.float32)
 
 
 def test_a_conditional_generator_keeps_its_classes_in_both_phases() -> None:
     seen, truth, latents = scene(CONDITIONAL, count=2, label=0)
     attack = replace(QUICK, generator=CONDITIONAL)
     problem = attack.matching().evidence([seen], rng=replayed(0))
-    form = GeneratorWeights(generator=CONDITIONAL, latents=latents).form(problem, replayed(0), torch.float32)
-    assert torch.allclose(form.images(form.draw(replayed(0)), form.constants), truth.inputs, atol=1e-6)
+    space = GeneratorWeights(generator=CONDITIONAL, latents=latents).space(problem, replayed(0), torch.float32)
+    assert torch.allclose(space.images(space.draw(replayed(0)), space.constants), truth.inputs, atol=1e-6)
     assert attack.reconstruct([seen], rng=replayed(0)).guess.inputs.shape == truth.inputs.shape
 
 

@@ -118,14 +118,14 @@ def test_rmsprop_is_that_of_pytorch(momentum: float) -> None:
 
 def test_noise_stays_and_weights_are_drawn_anew() -> None:
     evidence = Evidence([], None, 5, (1, 28, 28), 10)
-    form = UntrainedGenerator(latent=6).form(evidence, replayed(0), torch.float64)
-    one, two = form.draw(replayed(1)), form.draw(replayed(2))
-    assert form.constants["noise"].shape == (5, 6)
+    space = UntrainedGenerator(latent=6).space(evidence, replayed(0), torch.float64)
+    one, two = space.draw(replayed(1)), space.draw(replayed(2))
+    assert space.constants["noise"].shape == (5, 6)
     assert all(weight.dtype == torch.float64 for weight in one.values())
-    images = form.images(one, form.constants)
+    images = space.images(one, space.constants)
     assert images.shape == (5, 1, 28, 28)
-    assert not torch.equal(images, form.images(two, form.constants))
-    assert torch.equal(images, form.images(form.draw(replayed(1)), form.constants))
+    assert not torch.equal(images, space.images(two, space.constants))
+    assert torch.equal(images, space.images(space.draw(replayed(1)), space.constants))
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:

@@ -13,12 +13,11 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import nn
 
-from leaktight.attacks.generative.softened import Softened, SoftPool
+from leaktight.attacks.generative.grnn import Softened, SoftPool
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
-from leaktight.attacks.matching.initial import Noise
 from leaktight.attacks.matching.objectives import SquaredError
-from leaktight.attacks.matching.sought import Pixels
+from leaktight.attacks.matching.sought import Noise, Pixels
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.config.catalogue import MODELS

@@ -13,8 +13,18 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.attacks.labels.geng import round_to_total, step_effects
-from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given, Idlg, Joint, LabelStrategy, Wainakh, Yin
+from leaktight.attacks.labels.last_layer import LabelStrategy
+from leaktight.attacks.labels.rules import (
+    BiasCorrected,
+    Geng,
+    Given,
+    Idlg,
+    Joint,
+    Wainakh,
+    Yin,
+    round_to_total,
+    step_effects,
+)
 from leaktight.core.errors import LeaktightError, ModelError, NotDisclosedError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.tasks import WordRecognition
@@ -310,7 +320,7 @@ def test_rounding_by_largest_remainders(counts: list[float], total: int, expecte
 @pytest.mark.parametrize("local", [LocalTraining(), LOCAL["momentum"], LOCAL["nesterov"]], ids=repr)
 def test_step_effects_are_those_of_the_optimiser(local: LocalTraining) -> None:
     """Feed a gradient that is 1 in one step and 0 in the others, and look at the final change."""
-    from leaktight.fl.optimizers import make_optimizer
+    from leaktight.fl.local import make_optimizer
 
     plain = replace(local, weight_decay=0.0)
     for pulse, effect in enumerate(step_effects(plain, 5)):

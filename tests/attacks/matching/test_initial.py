@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.seeds import replayed
 
-from leaktight.attacks.matching.initial import Grey, Noise, Patterned, Start
+from leaktight.attacks.matching.sought import Grey, Noise, Patterned, Start
 
 STARTS = [Noise(), Noise(distribution="uniform"), Patterned(), Patterned(patch=4, distribution="normal"), Grey()]
 

@@ -13,14 +13,13 @@ from torch import nn
 
 from leaktight.attacks.controls import PriorOnly
 from leaktight.attacks.labels.rules import Given, Idlg, Joint
-from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.attack import Matching, Recorder
 from leaktight.attacks.matching.objectives import Cosine, SquaredError
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.view import Matched, OneBatch, Simulation
-from leaktight.attacks.matching.watching import Recorder
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
-from leaktight.attacks.presets.agic import Agic, Place, match_epochs
+from leaktight.attacks.presets.agic import Agic, ExampleIndex, match_epochs
 from leaktight.attacks.presets.cpl import Cpl
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
@@ -227,7 +226,7 @@ def test_progress_is_reported_and_saved_as_a_film(digits: Dataset, tmp_path: Pat
     with Image.open(tmp_path / "film.gif") as film:
         assert getattr(film, "n_frames", 1) == 4
         assert film.size == (2 * 32 * 4, 32 * 4)
-    with pytest.raises(UsageError, match="nothing was reported"):
+    with pytest.raises(UsageError, match="expected reported guesses"):
         Recorder().save(tmp_path / "none.gif")
 
 
@@ -270,12 +269,12 @@ def test_patience_ends_a_search_that_stands_still(digits: Dataset) -> None:
                 o, update=replace(o.update, tensors={k: v * torch.nan for k, v in o.update.tensors.items()})
             ),
             UsageError,
-            "not finite",
+            "finite update",
         ),
         (
             lambda o: replace(o, update=replace(o.update, tensors={k: v[:1] for k, v in o.update.tensors.items()})),
             UsageError,
-            "do not belong together",
+            "expected an update of the model",
         ),
         (
             lambda o: replace(o, update=replace(o.update, tensors={f"x.{k}": v for k, v in o.update.tensors.items()})),
@@ -302,7 +301,7 @@ def test_no_observation_and_unequal_ones_are_refused(digits: Dataset) -> None:
         QUICK.reconstruct([], rng=replayed(0))
     one, _ = seen(digits)
     two, _ = seen(digits, 2)
-    with pytest.raises(UsageError, match="different numbers of examples"):
+    with pytest.raises(UsageError, match="equally many examples"):
         QUICK.reconstruct([one, two], rng=replayed(0))
 
 
@@ -323,13 +322,13 @@ def test_epochs_are_matched_greedily_one_to_one_within_labels() -> None:
     second = [shown(0.51, labels=[0]), shown(0.9, labels=[0]), shown(0.3, labels=[1])]
     chains = match_epochs([first, second])
     assert chains == [
-        (Place(0, 0), Place(1, 0)),
-        (Place(1, 0), Place(2, 0)),
-        (Place(2, 0), Place(0, 0)),
+        (ExampleIndex(0, 0), ExampleIndex(1, 0)),
+        (ExampleIndex(1, 0), ExampleIndex(2, 0)),
+        (ExampleIndex(2, 0), ExampleIndex(0, 0)),
     ]
     third = [second[2], second[0], second[1]]
-    assert match_epochs([first, second, third])[2] == (Place(2, 0), Place(0, 0), Place(1, 0))
-    with pytest.raises(UsageError, match="different numbers"):
+    assert match_epochs([first, second, third])[2] == (ExampleIndex(2, 0), ExampleIndex(0, 0), ExampleIndex(1, 0))
+    with pytest.raises(UsageError, match="equally many examples"):
         match_epochs([first, second[:2]])
 
 

@@ -18,7 +18,6 @@ from leaktight.attacks.matching.priors import (
     ImagePrior,
     L2Norm,
     TotalVariation,
-    clip_box,
 )
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.inputs import Images
@@ -90,12 +89,6 @@ def test_group_consistency_is_the_norm_over_the_area() -> None:
     assert float(GroupConsistency().penalty(guess, consensus)) == pytest.approx(expected)
     slope = grad(GroupConsistency().penalty)(guess, guess.clone())
     assert torch.equal(slope, torch.zeros_like(slope))
-
-
-def test_the_box() -> None:
-    given = torch.tensor([-1.0, 0.25, 2.0])
-    assert clip_box(given).tolist() == [0, 0.25, 1]
-    assert given.tolist() == [-1.0, 0.25, 2.0]
 
 
 @pytest.mark.parametrize("name", PRIORS)

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.attacks.matching.attack import Matching
-from leaktight.attacks.matching.initial import Grey
 from leaktight.attacks.matching.objectives import SquaredError
-from leaktight.attacks.matching.sought import Form, Pixels, Sought
+from leaktight.attacks.matching.sought import Grey, Pixels, SearchSpace, Sought
 from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
-from leaktight.attacks.optimizers.trees import Tree
+from leaktight.attacks.optimizers.optimizer import Tree
 from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation
@@ -34,7 +33,7 @@ def basis(pixels: int) -> Tensor:
     return torch.randn(NUMBERS, pixels, generator=replayed(8).public())
 
 
-class CodeForm(Form):
+class CodeSpace(SearchSpace):
     def draw(self, rng: Rng) -> Tree:
         return {
             "code": 0.1 * torch.randn(self.shape[0], NUMBERS, generator=rng.child("code").public()).to(self.precision)
@@ -56,9 +55,9 @@ class CodeForm(Form):
 class Code(Sought):
     """Images as a sigmoid of a few directions; the code is searched."""
 
-    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
         pixels = math.prod(evidence.shape)
-        return CodeForm(evidence, precision, {"basis": basis(pixels).to(precision)})
+        return CodeSpace(evidence, precision, {"basis": basis(pixels).to(precision)})
 
 
 ATTACK = Matching(

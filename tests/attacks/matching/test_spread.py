@@ -127,7 +127,7 @@ def test_each_restart_ends_by_itself() -> None:
     evidence = attack.evidence([seen], rng=replayed(0))
     ways: tuple[Parallel, ...] = ("none", "vmap")
     for way in ways:
-        found = replace(attack, parallel=way).search(evidence, rng=replayed(0)).result
+        found = replace(attack, parallel=way).search(evidence, rng=replayed(0)).search
         assert [each.steps for each in found.candidates] == [30, 25]
         assert [each.history[-1][0] for each in found.candidates] == [30, 25]
         assert all(each.history[0][0] == 1 for each in found.candidates)

@@ -8,8 +8,7 @@ from torch import Tensor
 from leaktight.attacks.optimizers.derivative_free import CmaEs
 from leaktight.attacks.optimizers.descent import Adam, RmsProp
 from leaktight.attacks.optimizers.lbfgs import Curvature, Lbfgs, plain, wolfe
-from leaktight.attacks.optimizers.optimizer import Optimizer, Problem, SearchSettings
-from leaktight.attacks.optimizers.trees import Tree
+from leaktight.attacks.optimizers.optimizer import Optimizer, Problem, SearchSettings, Tree
 from leaktight.core.rng import Rng
 
 

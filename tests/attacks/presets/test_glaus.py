@@ -118,7 +118,7 @@ def test_what_it_needs_is_named(asked: tuple[Batch, list[Observation]]) -> None:
         seen[1],
         broadcast=replace(seen[1].broadcast, params={n: t + 1 for n, t in seen[1].broadcast.params.items()}),
     )
-    with pytest.raises(UsageError, match="one and the same model"):
+    with pytest.raises(UsageError, match="the same model"):
         Glaus().estimate([seen[0], other], rng=replayed(0))
     broken = replace(seen[0], update=Update({n: t * torch.nan for n, t in seen[0].update.tensors.items()}, "gradient"))
     with pytest.raises(UsageError, match="not finite"):

@@ -1,1 +1,1 @@
-"""Attacks in closed form, which prove what they find."""
+"""Attacks in closed form: they solve for the input and need no search."""

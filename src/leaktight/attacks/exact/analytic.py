@@ -1,4 +1,4 @@
-"""What the attacks in closed form share: an update as a gradient, and pixels as the first layer sees them."""
+"""Shared by attacks in closed form: the update as a gradient, and the first layer's input as pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYERS = (*CONVOLUTIONS, nn.Linear)
 
 
 class Gradient(NamedTuple):
-    """An update as a gradient by name, in float64. scaled: whether its size is known, not only its direction."""
+    """An update as a gradient by name, in float64. scaled: whether its length is known. notes: what was assumed."""
 
     tensors: dict[str, Tensor]
     scaled: bool
@@ -32,17 +32,17 @@ class Gradient(NamedTuple):
 
 
 def only(attack: Attack, seen: Sequence[Observation]) -> Observation:
-    """The one observation that an attack in closed form works on."""
+    """The observation, if there is exactly one."""
     if len(seen) != 1:
         raise UsageError(f"expected one observation, got {len(seen)}; attack them one at a time")
     return require_seen(attack, seen)
 
 
 def gradient_of(seen: Observation) -> Gradient:
-    """A gradient as it is; a model change as one step of gradient descent."""
+    """The update as a gradient; a model change is treated as one step of gradient descent."""
     update, local = seen.update, seen.local_training
     if (broken := first_non_finite(update.tensors)) is not None:
-        raise UsageError(f"the observed update of {broken!r} is not finite; there is nothing to invert")
+        raise UsageError(f"expected a finite update, got NaN or infinity in {broken!r}; it cannot be inverted")
     known = update.kind == "gradient" or local is not None
     factor = 1.0 if update.kind == "gradient" else -1.0 / (1.0 if local is None else local.learning_rate)
     tensors = {name: factor * tensor.detach().to("cpu", torch.float64) for name, tensor in update.tensors.items()}
@@ -52,7 +52,7 @@ def gradient_of(seen: Observation) -> Gradient:
 
 @dataclass(frozen=True)
 class Entrance:
-    """The layer that meets the pixels first, with what enters it: shift + scale * pixel, element by element."""
+    """The first layer. Its input is shift + scale * pixels, element by element."""
 
     name: str
     layer: nn.Module
@@ -60,12 +60,12 @@ class Entrance:
     scale: Tensor
 
     def pixels(self, entered: Tensor) -> Tensor:
-        """Images (N, C, H, W) from what entered the layer, (N, ...)."""
+        """Images (N, C, H, W) from inputs of the layer (N, ...)."""
         return ((entered.reshape(len(entered), *self.shift.shape) - self.shift) / self.scale).clamp(0, 1)
 
 
 def entrance(seen: Observation) -> Entrance:
-    """Find that layer by showing it three images; a network that mixes pixels before it is a named error."""
+    """Find the first layer and its shift and scale from three images; ModelError if pixels are mixed before it."""
     shape = seen.inputs.shape
     ramp = torch.linspace(1, 0, seen.inputs.size, dtype=torch.float64).reshape(shape)
     shown = [entered(seen, image[None]) for image in (torch.zeros_like(ramp), torch.ones_like(ramp), ramp)]
@@ -73,7 +73,7 @@ def entrance(seen: Observation) -> Entrance:
     size = shown[0][first].numel()
     if size != ramp.numel():
         raise ModelError(
-            f"expected the first layer {first!r} to see the {ramp.numel()} pixels, got {size} inputs; use a search"
+            f"expected the first layer {first!r} to have {ramp.numel()} inputs, one per pixel, got {size}; use a search"
         )
     zero, one, middle = (each[first].reshape(shape) for each in shown)
     found = Entrance(first, seen.model.get_submodule(first), zero, one - zero)
@@ -83,7 +83,7 @@ def entrance(seen: Observation) -> Entrance:
 
 
 def entered(seen: Observation, images: Tensor) -> dict[str, Tensor]:
-    """What enters each convolution and linear layer, by name, in the order of running and in float64."""
+    """The input of each convolution and linear layer by name, in the order in which they run, in float64."""
     with torch.no_grad(), mode_of(seen.model, "eval"):
         found = dict(layer_inputs(seen.model, precise(seen), {}, images.double(), LAYERS))
     if not found:
@@ -92,7 +92,7 @@ def entered(seen: Observation, images: Tensor) -> dict[str, Tensor]:
 
 
 def precise(seen: Observation) -> dict[str, Tensor]:
-    """All tensors of the model that was sent, by name, in float64."""
+    """All tensors of the model that was sent, by name, floating-point ones in float64."""
     tensors = {**dict(seen.model.named_parameters()), **seen.broadcast.buffers, **seen.broadcast.params}
     return {
         name: tensor.detach().double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
@@ -100,6 +100,6 @@ def precise(seen: Observation) -> dict[str, Tensor]:
 
 
 def answer(images: Tensor, labels: Tensor, loss: float, notes: dict[str, object]) -> Reconstruction:
-    """Images in [0, 1] with their labels."""
+    """A `Reconstruction` of these images, clamped to [0, 1], with their labels."""
     guess = images.nan_to_num(0.5, 1.0, 0.0).clamp(0, 1).to(torch.float32)
     return Reconstruction(Batch(guess, labels), loss, notes, first_loss=loss)

@@ -1,4 +1,4 @@
-"""A network as a plain chain: layers with weights, each followed by an activation that can be undone."""
+"""A network as a plain chain: layers with weights, each followed by an invertible activation or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leaktight.models.surgery import mode_of
 
 @dataclass(frozen=True)
 class Link:
-    """A convolution or linear layer and what follows it. Shapes are those of one example; the weights those sent."""
+    """A convolution or linear layer and its activation. Shapes are for one example; weights are those sent."""
 
     name: str
     layer: nn.Conv2d | nn.Linear
@@ -33,7 +33,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Inverse:
-    """How an activation is undone. undo: its input, and where that is known. slope: its derivative, by its output."""
+    """The inverse of an activation. undo: from its output, its input and a mask of where that is known.
+
+    slope: its derivative as a function of its output.
+    """
 
     undo: Callable[[Tensor], tuple[Tensor, Tensor]]
     slope: Callable[[Tensor], Tensor]
@@ -68,12 +71,12 @@ _PASSED = (nn.Identity, nn.Flatten, nn.Dropout, Normalize)
 
 
 def activation_of(link: Link) -> Inverse:
-    """How what follows the layer is undone."""
+    """The inverse of the layer's activation."""
     return _NOTHING if link.activation is None else _INVERSES[type(link.activation)](link.activation)
 
 
 def chain_of(seen: Observation) -> list[Link]:
-    """The layers of a network that is such a chain, in order; another network is an error that names why."""
+    """The layers of a network in order; ModelError if it is not a plain chain."""
     links: list[Link] = []
 
     def step(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -103,7 +106,7 @@ def _sent(seen: Observation, layer: str, part: str) -> Tensor:
 
 
 def _run(seen: Observation, image: Tensor, step: Callable[..., None]) -> Tensor:
-    """The logits of an image, with `step` called after every module that has none inside."""
+    """The logits of an image. step: a forward hook for every module without children, called with its name first."""
     handles = [
         module.register_forward_hook(partial(step, name))
         for name, module in seen.model.named_modules()
@@ -121,7 +124,7 @@ def _run(seen: Observation, image: Tensor, step: Callable[..., None]) -> Tensor:
 
 
 def _along(links: list[Link], seen: Observation, image: Tensor) -> Tensor:
-    """The logits by the chain alone; a single output u stands for the two logits (0, u)."""
+    """The logits computed by the chain alone; a single output u means the logits (0, u)."""
     entered: list[Tensor] = []
     first = seen.model.get_submodule(links[0].name)
     handle = first.register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))

@@ -1,4 +1,4 @@
-"""Linear layers give their inputs away: the gradient of the weights is that of the bias times the input."""
+"""Linear-layer inversion: the gradient of a row of weights is that of its bias times the input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.attacks.exact.analytic import Entrance, Gradient, answer, entrance, gradient_of, only
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, UsageError, require_at_least
 from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
@@ -22,9 +22,9 @@ from leaktight.models.surgery import final_linear
 class LinearInversion(Attack):
     """Linear-layer inversion: the first layer's weight gradient over its bias gradient, in closed form.
 
-    One example: exact for every network whose first layer is linear with a bias. Several examples: a network of one
-    linear layer and no label twice. There the row of a label is mostly its own image; `refinements` then solves for the
-    images and their probabilities in turn, and the answer is the iterate that explains the gradient best.
+    One example: exact for every network whose first layer is linear with a bias. Several examples: only for a network
+    of one linear layer and different labels. There the row of a label is mostly its own image; `refinements` (>= 0)
+    iterations then solve for images and probabilities in turn, and the one with the smallest error is the answer.
 
     Reference: Phong et al. 2018; Geiping et al. 2020, proposition 3.1; labels as {i : gradient of bias i < 0}.
     Assumes: the number of examples; for a model change one local step of plain gradient descent, and for several
@@ -38,8 +38,7 @@ class LinearInversion(Attack):
     refinements: int = 200
 
     def __post_init__(self) -> None:
-        if self.refinements < 0:
-            raise ValueError(f"expected refinements >= 0, got {self.refinements}")
+        require_at_least(0, refinements=self.refinements)
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         one = only(self, seen)
@@ -50,7 +49,7 @@ class LinearInversion(Attack):
             raise ModelError(f"expected a linear layer with a bias first, got {first.name!r}; use rgap or a search")
         weight, bias = (gradient.needed(f"{first.name}.{part}") for part in ("weight", "bias"))
         if not bool(bias.any()):
-            raise UsageError(f"the gradient of {first.name!r} is zero: no unit of it took part; nothing can be read")
+            raise UsageError(f"expected a gradient of {first.name!r} other than zero, got zero; it says nothing")
         if one.batch_size == 1:
             inside = (bias @ weight / bias.square().sum())[None]
             loss = float((weight - bias[:, None] * inside).norm() / weight.norm())
@@ -62,7 +61,7 @@ class LinearInversion(Attack):
         return answer(first.pixels(inside), labels, loss, {"assumed": list(gradient.notes)})
 
     def _several(self, seen: Observation, first: Entrance, gradient: Gradient) -> tuple[Tensor, Tensor, float]:
-        """What entered the only layer, (N, F), the labels, and the relative error of the gradient that they give."""
+        """The inputs of the only layer (N, F), the labels (N,), and the relative error of their gradient."""
         number = seen.batch_size or 0
         weight, bias = (gradient.needed(f"{first.name}.{part}") for part in ("weight", "bias"))
         if final_linear(seen.model)[0] != first.name:
@@ -88,7 +87,7 @@ class LinearInversion(Attack):
 
 
 def _one_label(seen: Observation, gradient: Gradient) -> Tensor:
-    """The only class whose logit the example pushed up, from the last layer's bias; class 0 where there is none."""
+    """The class with the lowest bias gradient in the last layer; class 0 if there is no bias."""
     if seen.labels is not None:
         return seen.labels.clone()
     bias = gradient.tensors.get(f"{final_linear(seen.model)[0]}.bias")

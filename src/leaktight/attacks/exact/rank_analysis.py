@@ -1,8 +1,8 @@
-"""How many of a layer's inputs its gradient pins down: the rank analysis of R-GAP, and a leakage bound per layer.
+"""How much of a layer's input its gradient determines: the rank analysis of R-GAP, and a leakage bound per layer.
 
-The gradient of a layer's weights is linear in what entered the layer, once it is known what flowed back to its outputs:
-for a convolution, one and the same matrix for every input channel. Its rank is the number of directions of the input
-that the layer's own gradient shows. The rest stays hidden from this layer, though not from others, nor from a prior.
+Given the gradient with respect to the outputs, the gradient of a layer's weights is linear in the layer's input; for a
+convolution by the same matrix for every input channel. The rank of this matrix is the number of directions of the input
+that the layer's own gradient determines. The rest may still follow from other layers or a prior.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from leaktight.models.surgery import batch_statistics, mode_of
 
 @dataclass(frozen=True)
 class LayerBound:
-    """What one layer's gradient says about what entered it in a batch.
+    """What one layer's gradient determines of its input for a batch.
 
-    unknowns: numbers that entered. equations: of the weights' gradient. rank: how many of these are independent.
-    outputs: numbers that left; who knows them too has as many more equations.
+    unknowns: numbers in the input. equations: entries of the weights' gradient. rank: how many are independent.
+    outputs: numbers in the output; whoever knows them too has as many more equations.
     """
 
     layer: str
@@ -40,7 +40,7 @@ class LayerBound:
 
     @property
     def share(self) -> float:
-        """The share of the input's directions that the gradient shows, given what flowed back."""
+        """The fraction of the input's directions that the gradient determines."""
         return self.rank / self.unknowns
 
     @property
@@ -70,10 +70,10 @@ def leakage_bounds(
     task: Task = Classification(),
     mode: Mode = "train",
 ) -> list[LayerBound]:
-    """The bound of every convolution and linear layer, in the order of running, for the gradient of this batch.
+    """The bound of every convolution and linear layer, in the order in which they run, for the gradient of this batch.
 
-    It is an upper bound of what the layer alone gives away: it takes for known what flowed back to the outputs. A
-    network that runs a layer twice is a named error.
+    It is an upper bound of what the layer alone reveals, as the gradient with respect to its outputs is taken as known.
+    ModelError if a layer runs twice.
     """
     entered: dict[str, Tensor] = {}
     left: dict[str, Tensor] = {}
@@ -120,12 +120,12 @@ def _bound(name: str, layer: nn.Module, entered: Tensor, signal: Tensor) -> Laye
 
 
 def gradient_matrix(layer: nn.Conv2d, signal: Tensor, size: Sequence[int]) -> Tensor:
-    """The matrix (outputs x kernel, H x W) that takes one input channel to its part of the weights' gradient.
+    """The matrix (outputs x kernel, H x W) from one input channel to its part of the weights' gradient.
 
-    signal: what flowed back to the outputs of one example, (outputs, h, w). size: H and W of the input.
+    signal: the gradient with respect to the outputs of one example, (outputs, h, w). size: H and W of the input.
     """
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        raise ModelError("expected a convolution padded with so many zeros, got another padding; use a search")
+        raise ModelError("expected a convolution with zero padding given as numbers, got another; use a search")
     height, width = size
     cells = torch.eye(height * width, dtype=signal.dtype).reshape(-1, 1, height, width)
     where = F.unfold(cells, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (HW, kernel, h x w)

@@ -1,4 +1,4 @@
-"""R-GAP: the input of a chain of layers, recovered in closed form from the last layer to the first."""
+"""R-GAP: the input of a chain of layers, solved in closed form from the last layer to the first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.fl.local import Trainer, loss_and_gradient
 
 _TURN = 1.2784645427610738
-"""Where m / (1 + e^m) is largest: below and above it a value has one root each."""
+"""The maximum of m / (1 + e^m) is here: a value has one root below and one above."""
 
-_FAR = 600.0
+_LARGEST_MARGIN = 600.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One way to read the last layer, followed down to the pixels."""
+    """The solution for one possible input of the last layer."""
 
     image: Tensor
     label: int
@@ -61,14 +61,14 @@ class _Attempt:
 class RGap(Attack):
     """R-GAP: recursive gradient attack on privacy, the input solved layer by layer from the last to the first.
 
-    The last layer gives its input and what flows back. Every convolution before it is solved by least squares: its
-    weights' gradient (one matrix for all input channels) and its outputs, known from the layer after it, are linear in
-    its input. Padding is left out of the unknowns. Where one logit leaves two roots, or the label is not known, all are
-    followed, and the answer is the one whose gradient is nearest to the update. Weights of several linear layers are
-    solved like those of the last. With ReLU only outputs above zero give equations.
+    The last layer determines its input and the gradient with respect to it. Every convolution before it is solved by
+    least squares: its weights' gradient (one matrix for all input channels) and its outputs, known from the next layer,
+    are linear in its input. Other linear layers are solved like the last. With ReLU only positive outputs give
+    equations. If one logit leaves two roots, or the label is unknown, all cases are solved, and the answer is the one
+    whose gradient is nearest to the update.
 
-    The rank analysis of every layer is in `notes["layers"]`; `notes["failed_at"]` names the first layer, from the top,
-    whose input is not determined, or None. Below it the answer is one of many.
+    The rank analysis of every layer is in `notes["layers"]`; `notes["failed_at"]` is the first layer, from the last on,
+    whose input is not determined, or None. Before it the answer is one of many.
 
     Reference: Zhu and Blaschko, R-GAP: Recursive Gradient Attack on Privacy, ICLR 2021.
     Assumes: one example, a plain chain of convolutions, activations and linear layers; with the single output of the
@@ -107,7 +107,7 @@ class RGap(Attack):
 
 
 def _last_inputs(seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Labels with what entered the last layer and what flowed back to its input: one, or all that are possible."""
+    """Every possible label, with the last layer's input and the gradient with respect to that input."""
     weight, slope = last.weight, gradient.needed(f"{last.name}.weight")
     known = None if seen.labels is None else int(seen.labels[0])
     if last.layer.bias is not None:
@@ -138,20 +138,20 @@ def margins(product: float) -> list[float]:
 
     if product >= 0:
         return [brentq(gap, -2 * product - 2, 0.0, xtol=1e-15, rtol=1e-14)]
-    if gap(_TURN) > 0:  # rounding has carried it past the turning point
+    if gap(_TURN) > 0:  # beyond the maximum, by rounding
         return [_TURN]
     low = brentq(gap, 0.0, _TURN, xtol=1e-15, rtol=1e-14)
-    if gap(_FAR) < 0:  # the other root is beyond all logits
+    if gap(_LARGEST_MARGIN) < 0:  # the other root is too large to be a logit
         return [low]
-    return [low, brentq(gap, _TURN, _FAR, xtol=1e-15, rtol=1e-14)]
+    return [low, brentq(gap, _TURN, _LARGEST_MARGIN, xtol=1e-15, rtol=1e-14)]
 
 
 def _descend(
     chain: Sequence[Link], output: Tensor, signal: Tensor, gradient: Gradient, normals: dict[str, Tensor]
 ) -> tuple[Tensor, list[LayerReport]]:
-    """What entered the first link, (1, ...), from what left the last one and what flowed back to it.
+    """The input of the first link, (1, ...), from the output of the last link and the gradient with respect to it.
 
-    normals: by layer the normal equations of its outputs, which all attempts share; filled as they are needed.
+    normals: a cache, by layer, of the normal equations of its outputs, shared by all attempts.
     """
     reports: list[LayerReport] = []
     for link in reversed(chain):
@@ -180,7 +180,7 @@ def _descend(
 def _solve(
     link: Link, before: Tensor, known: Tensor, signal: Tensor, slope: Tensor, outputs: Tensor
 ) -> tuple[Tensor, LayerReport]:
-    """What entered a convolution, (C, H, W), by least squares; normal equations, which are small and structured."""
+    """The input of a convolution, (C, H, W), by the normal equations of least squares."""
     layer = link.layer
     assert isinstance(layer, nn.Conv2d)
     channels, *size = link.input_shape
@@ -211,7 +211,7 @@ def _output_normal(link: Link, known: Tensor) -> Tensor:
 def _least_squares(normal: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, int]:
     """The solution of the normal equations and their rank, by a Cholesky factorisation with pivots.
 
-    Beyond the rank the unknowns are left at zero: the system does not say.
+    Unknowns beyond the rank are not determined and set to zero.
     """
     factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(normal, lower=0)
     order = pivots - 1
@@ -239,7 +239,7 @@ def _back(link: Link, signal: Tensor) -> Tensor:
 
 
 def _distance(seen: Observation, image: Tensor, label: int, gradient: Gradient) -> float:
-    """How far the gradient of the guess is from the one seen, relative to it."""
+    """The relative distance of the guess's gradient from the observed one."""
     params = {name: tensor.double() for name, tensor in seen.broadcast.params.items()}
     trainer = Trainer(seen.model, LocalTraining(), seen.task)
     _, own = loss_and_gradient(trainer, params, {}, Batch(image.double(), torch.tensor([label])))

@@ -1,4 +1,4 @@
-"""GIAS: a generator's latents are searched, then its weights, a copy of them for each image."""
+"""GIAS: a search over the latents of a generator, then over its weights, one copy for each image."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from leaktight.models.gan import GeneratorSource
 class Gias(Preset):
     """GIAS: searches a generator's latents, the best of some starts, then the weights of one generator per image.
 
-    generator: the one to begin with. latent_iterations, latent_learning_rate: of the first phase, which has all the
-    restarts. iterations, learning_rate: of the second, where latents stay and weights move.
+    generator: the one to start from. latent_iterations, latent_learning_rate: of the first phase, which has all the
+    restarts. iterations, learning_rate: of the second phase, with the latents fixed.
     Reference: Jeon et al. 2021. Assumes: labels, the number of examples, a generator of such images.
-    Differs from the paper: batch norm of the generator keeps the statistics of its file; weight of total variation as
-    for images in [0, 1].
+    Differs from the paper: batch norm of the generator keeps the statistics of its file; the weight of total variation
+    is for images in [0, 1].
     """
 
     generator: GeneratorSource
@@ -56,7 +56,7 @@ class Gias(Preset):
         )
 
     def second(self, first: Matching, latents: Tensor) -> Matching:
-        """The second phase, after `first` has found these latents."""
+        """The second phase, with the latents found by `first`, (N, L)."""
         return replace(
             first,
             sought=GeneratorWeights(generator=self.generator, latents=latents),
@@ -71,7 +71,7 @@ class Gias(Preset):
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         attack = self.matching()
         evidence = attack.evidence(seen, rng=rng)
-        first = attack.search(evidence, rng=rng.child("latents"), progress=progress).result
+        first = attack.search(evidence, rng=rng.child("latents"), progress=progress).search
 
         def later(iteration: int, loss: float, guess: Tensor | None) -> None:
             if progress is not None:

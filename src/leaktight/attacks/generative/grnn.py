@@ -1,4 +1,4 @@
-"""GRNN: the matching loop where the unknown is an untrained network that makes the images, and one layer for labels.
+"""GRNN: a search over the weights of an untrained generator of images and of a linear layer for labels.
 
 Reference: Ren, Deng and Xie, GRNN: Generative Regression Neural Network - A Data Leakage Attack for Federated Learning,
 ACM TIST 2022; Ren, thesis, chapter 3.
@@ -6,39 +6,41 @@ ACM TIST 2022; Ren, thesis, chapter 3.
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from leaktight.attacks.generative.softened import Softened
 from leaktight.attacks.labels.rules import Joint
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine, Euclidean, Objective, SortedWasserstein, SquaredError, Sum
 from leaktight.attacks.matching.priors import TotalVariation
-from leaktight.attacks.matching.sought import Form, Sought
-from leaktight.attacks.matching.view import Evidence
+from leaktight.attacks.matching.sought import SearchSpace, Sought
+from leaktight.attacks.matching.view import Around, Evidence, View
 from leaktight.attacks.optimizers.descent import RmsProp
 from leaktight.attacks.optimizers.first_order import Decay
-from leaktight.attacks.optimizers.trees import Tree
+from leaktight.attacks.optimizers.optimizer import Tree
 from leaktight.attacks.presets.preset import Preset
+from leaktight.core.errors import require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng, global_seed
+from leaktight.core.types import Observation
 from leaktight.models.generators import GrnnGenerator
 from leaktight.models.source import require_choice
 
-_IMAGES, _LABELS = "images.", "labels."  # before the names of the two branches' parameters
+_IMAGES, _LABELS = "images.", "labels."  # prefixes of the names of the two branches' parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class UntrainedGenerator(Sought):
-    """The weights of an untrained generator, which makes all images from noise that stays.
+    """The weights of an untrained generator, which makes the images from fixed noise.
 
-    latent: how many numbers of noise there are for each image.
+    latent: the length of the noise vector of each image, >= 1.
     """
 
     abreast: ClassVar[bool] = False
@@ -46,21 +48,20 @@ class UntrainedGenerator(Sought):
     latent: int = 128
 
     def __post_init__(self) -> None:
-        if self.latent < 1:
-            raise ValueError(f"expected latent >= 1, got {self.latent}")
+        require_at_least(1, latent=self.latent)
 
-    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
         return _Branches(self, evidence, rng, precision)
 
 
-class _Branches(Form):
-    """The image branch and, where labels are searched, the label branch, both fed with the same noise."""
+class _Branches(SearchSpace):
+    """The image branch and, if labels are searched for, the label branch, with the same noise as input."""
 
     def __init__(self, settings: UntrainedGenerator, evidence: Evidence, rng: Rng, precision: torch.dtype) -> None:
         noise = torch.randn(evidence.num_examples, settings.latent, generator=rng.child("noise").public())
         super().__init__(evidence, precision, {"noise": noise.to(precision)})
         self.latent, self.image_shape = settings.latent, evidence.shape
-        with torch.device("meta"):  # the weights are always given
+        with torch.device("meta"):  # weights are passed in with every call
             self.skeletons: Mapping[str, nn.Module] = {_IMAGES: self._image_branch(), _LABELS: self._label_branch()}
 
     def _image_branch(self) -> nn.Module:
@@ -92,7 +93,6 @@ class _Branches(Form):
         return made
 
 
-_AT_LEAST_ZERO = ("squared", "wasserstein", "cosine", "total_variation", "softening")
 _DISTANCES: Mapping[str, Objective] = {"paper": SortedWasserstein(), "code": Euclidean()}
 
 
@@ -100,14 +100,14 @@ _DISTANCES: Mapping[str, Objective] = {"paper": SortedWasserstein(), "code": Euc
 class Grnn(Preset):
     """GRNN: an untrained generator learns to make images and labels whose gradient is the one that was seen.
 
-    squared, wasserstein, cosine, total_variation: the weights of the terms of the loss; 0 leaves a term out.
-    variant: the Wasserstein distance is that of the sorted values ("paper"), or the Euclidean norm ("code").
-    latent: how many numbers of noise there are for each image.
-    softening: the temperature at which max-pooling of guesses begins, to fall to a hundredth; 0 leaves it hard.
+    squared, wasserstein, cosine, total_variation: weights of the terms of the loss, >= 0; 0 leaves a term out.
+    variant: "paper", the Wasserstein distance of the sorted values; "code", the Euclidean norm in its place.
+    latent: the length of the noise vector of each image.
+    softening: the first temperature of soft max-pooling in guesses, which falls to a hundredth; 0: hard max-pooling.
     Reference: Ren et al. 2022. Assumes: the number of examples.
-    Differs from the paper: 2000 iterations at a rate that falls from 1.5e-4 as a cosine, where it has 1000 at 1e-4; the
-    best iterate by the loss, where it has the last; max-pooling is softened, and then it is the last here too. Total
-    variation is squared, as in its code; its text says absolute.
+    Differs from the paper: 2000 iterations at a rate that falls from 1.5e-4 as a cosine (paper: 1000 at 1e-4); soft
+    max-pooling; with hard max-pooling, the iterate with the lowest loss (paper: the last). Total variation is squared,
+    as in the published code; the text says absolute.
     """
 
     iterations: int = 2000
@@ -124,10 +124,8 @@ class Grnn(Preset):
 
     def __post_init__(self) -> None:
         require_choice("variant", self.variant, _DISTANCES)
-        weights = {name: getattr(self, name) for name in _AT_LEAST_ZERO}
-        for name, weight in weights.items():
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"expected {name} >= 0, got {weight}")
+        require_at_least(0, squared=self.squared, wasserstein=self.wasserstein, cosine=self.cosine)
+        require_at_least(0, total_variation=self.total_variation, softening=self.softening)
         if not (self.squared or self.wasserstein or self.cosine):
             raise ValueError("expected squared, wasserstein or cosine > 0, got 0 for all; nothing would be matched")
         super().__post_init__()
@@ -150,3 +148,83 @@ class Grnn(Preset):
             sought=UntrainedGenerator(latent=self.latent),
             optimizer=RmsProp(learning_rate=self.learning_rate, momentum=self.momentum, decay=self.decay),
         )
+
+
+_ABSENT = -1e4  # value of padding; its weight is zero
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softened(Around):
+    """Match as `inner` does, with soft max-pooling in guesses.
+
+    first, last: the temperatures at the start and the end of the search, 0 < last <= first. The observed update is not
+    changed, so the match is exact only at low temperature. Networks without max-pooling are not changed.
+    """
+
+    first: float = 0.1
+    last: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.last <= self.first:
+            raise ValueError(f"expected 0 < last <= first, got first {self.first} and last {self.last}")
+
+    def changed(self, view: View, seen: Observation) -> View:
+        names = [name for name, module in view.trainer.model.named_modules() if _can_be_soft(module)]
+        if not names:
+            return view
+        model = copy.deepcopy(view.trainer.model)
+        for name in names:
+            parent, _, own = name.rpartition(".")
+            pool = model.get_submodule(name)
+            assert isinstance(pool, nn.MaxPool2d)
+            setattr(model.get_submodule(parent), own, SoftPool(pool, self.last))
+        buffers = {f"{name}.temperature": torch.tensor(self.last, dtype=view.precision) for name in names}
+        return replace(
+            view,
+            trainer=replace(view.trainer, model=model),
+            buffers={**view.buffers, **buffers},
+            annealed=dict.fromkeys(buffers, (self.first, self.last)),
+            notes=(*view.notes, "max-pooling of guesses is softened"),
+        )
+
+
+def _can_be_soft(module: nn.Module) -> bool:
+    return isinstance(module, nn.MaxPool2d) and not module.ceil_mode and not module.return_indices
+
+
+class SoftPool(nn.Module):
+    """The mean of a window's values weighted by exp(value / temperature); the maximum as temperature goes to 0."""
+
+    temperature: Tensor
+
+    def __init__(self, pool: nn.MaxPool2d, temperature: float) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding, self.dilation = (
+            _pair(setting) for setting in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        )
+        self.register_buffer("temperature", torch.tensor(temperature))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if any(self.padding):
+            rows, columns = self.padding
+            inputs = nn.functional.pad(inputs, (columns, columns, rows, rows), value=_ABSENT)
+        sizes = [
+            (length - dilation * (kernel - 1) - 1) // stride + 1
+            for length, kernel, stride, dilation in zip(
+                inputs.shape[-2:], self.kernel, self.stride, self.dilation, strict=True
+            )
+        ]
+        windows = torch.stack([self._shifted(inputs, place, sizes) for place in product(*map(range, self.kernel))], -1)
+        return ((windows / self.temperature).softmax(-1) * windows).sum(-1)
+
+    def _shifted(self, inputs: Tensor, place: tuple[int, ...], sizes: list[int]) -> Tensor:
+        """The value at one position of every window."""
+        rows, columns = (
+            slice(dilation * offset, dilation * offset + stride * (size - 1) + 1, stride)
+            for offset, stride, dilation, size in zip(place, self.stride, self.dilation, sizes, strict=True)
+        )
+        return inputs[..., rows, columns]
+
+
+def _pair(setting: int | tuple[int, int]) -> tuple[int, int]:
+    return (setting, setting) if isinstance(setting, int) else (setting[0], setting[1])

@@ -1,8 +1,7 @@
-"""A generator in place of pixels: its latents are searched (GGL, GIAS), or its weights, image by image (GIAS)."""
+"""Search spaces of a trained generator: its latents (GGL, GIAS), or its weights, one copy per image (GIAS)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -10,10 +9,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from leaktight.attacks.matching.sought import Form, Sought
+from leaktight.attacks.matching.sought import SearchSpace, Sought
 from leaktight.attacks.matching.view import Evidence, cast
-from leaktight.attacks.optimizers.trees import Tree
-from leaktight.core.errors import UsageError
+from leaktight.attacks.optimizers.optimizer import Tree
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
 from leaktight.models.gan import GeneratorSource
@@ -31,9 +30,9 @@ _STARTS: Mapping[str, Callable[[tuple[int, int], torch.Generator], Tensor]] = {
 class Latents(Sought):
     """One latent of a generator for each image.
 
-    squash: the generator gets the tanh of what is searched, which so stays among likely latents (GGL's code).
-    kl: the weight of the divergence from N(0, 1) of a normal law fitted to the entries of a latent (GGL's paper).
-    start: where a restart begins, "normal" N(0, 1) or "uniform" U(0, 1).
+    squash: apply tanh to the variables, so that latents stay in (-1, 1) (GGL's code).
+    kl: weight, >= 0, of the divergence from N(0, 1) of a normal distribution fitted to a latent (GGL's paper).
+    start: first values, "normal" N(0, 1) or "uniform" U(0, 1).
     """
 
     generator: GeneratorSource
@@ -43,29 +42,28 @@ class Latents(Sought):
 
     def __post_init__(self) -> None:
         require_choice("start", self.start, _STARTS)
-        if not (math.isfinite(self.kl) and self.kl >= 0):
-            raise ValueError(f"expected kl >= 0, got {self.kl}")
+        require_at_least(0, kl=self.kl)
 
-    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
-        return _LatentForm(self, evidence, precision)
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
+        return _LatentSpace(self, evidence, precision)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorWeights(Sought):
-    """The weights of a generator, a copy of its own for each image, from those of its file.
+    """The weights of a generator, one copy for each image, starting from those of its file.
 
-    latents: the latent of each image (N, L), which stays. Batch norm runs with the statistics of the file.
+    latents: the fixed latent of each image, (N, L). Batch norm uses the statistics of the file.
     """
 
     generator: GeneratorSource
     latents: Tensor
 
-    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
-        return _WeightForm(self, evidence, precision)
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
+        return _WeightSpace(self, evidence, precision)
 
 
-class _Made(Form):
-    """Images that a generator makes; its weights, its statistics and the classes it is asked for are constants."""
+class _GeneratorSpace(SearchSpace):
+    """Images made by a generator; its weights, statistics and the classes of the images are constants."""
 
     def __init__(self, source: GeneratorSource, evidence: Evidence, precision: torch.dtype) -> None:
         self.generator = source.read()
@@ -80,7 +78,7 @@ class _Made(Form):
         super().__init__(evidence, precision, constants)
 
 
-class _LatentForm(_Made):
+class _LatentSpace(_GeneratorSpace):
     def __init__(self, settings: Latents, evidence: Evidence, precision: torch.dtype) -> None:
         super().__init__(settings.generator, evidence, precision)
         self.settings = settings
@@ -90,7 +88,7 @@ class _LatentForm(_Made):
         return {"latents": _STARTS[self.settings.start](shape, rng.child("latents").public()).to(self.precision)}
 
     def latents(self, variables: Tree) -> Tensor:
-        """What the generator gets."""
+        """The input of the generator."""
         found: Tensor = variables["latents"]
         return found.tanh() if self.settings.squash else found
 
@@ -104,7 +102,7 @@ class _LatentForm(_Made):
         return self.settings.kl * divergence(self.latents(variables)) if self.settings.kl else None
 
 
-class _WeightForm(_Made):
+class _WeightSpace(_GeneratorSpace):
     def __init__(self, settings: GeneratorWeights, evidence: Evidence, precision: torch.dtype) -> None:
         super().__init__(settings.generator, evidence, precision)
         wanted = (evidence.num_examples, self.generator.latent)
@@ -140,7 +138,6 @@ def divergence(latents: Tensor) -> Tensor:
 def _classes(evidence: Evidence) -> Tensor:
     if evidence.labels is None:
         raise UsageError(
-            "expected labels that are known before the search for a class-conditional generator, got labels that are "
-            "searched; use idlg or given"
+            "expected known labels for a class-conditional generator, got labels to search for; use idlg or given"
         )
     return evidence.labels

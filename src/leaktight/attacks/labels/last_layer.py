@@ -1,4 +1,4 @@
-"""The last linear layer's part of an update, which gives the labels away, and what all label rules share."""
+"""The base of label strategies, and the gradient of the last linear layer, from which labels are read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation
 from leaktight.models.surgery import final_linear
 
-_OTHERWISE = "disclose the labels and use given, or optimise them with joint"
+_OTHERWISE = "disclose the labels and use given, or search for them with joint"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelStrategy(ABC):
-    """A way to know the labels before the images are sought. source: "given" or "inferred"."""
+    """Finds the labels before the search for images. source: "given" or "inferred"."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
     source: ClassVar[LabelSource] = "inferred"
@@ -33,9 +33,9 @@ class LabelStrategy(ABC):
 
 
 class HeadGradient(NamedTuple):
-    """The gradient of the last linear layer in float64, up to a positive factor; None what was withheld.
+    """The gradient of the last linear layer in float64, up to a positive factor.
 
-    weight (C, F), bias (C,). layer: the layer itself.
+    name, layer: of the layer. weight (C, F), bias (C,): the gradients; None if withheld.
     """
 
     name: str
@@ -67,11 +67,11 @@ class HeadGradient(NamedTuple):
 
 
 def head_gradient(seen: Observation) -> HeadGradient:
-    """The last linear layer's part of the update, as a gradient. Raises an error that says what is wrong with it."""
+    """The gradient of the last linear layer; an error if there is no such layer or the update is invalid."""
     if not seen.task.one_class:
         raise UsageError(f"expected a classification for label rules, got {type(seen.task).__name__}; {_OTHERWISE}")
     if (bad := first_non_finite(seen.update.tensors)) is not None:
-        raise UsageError(f"expected finite numbers in the update, got NaN or infinity in {bad!r}; labels are not in it")
+        raise UsageError(f"expected finite numbers in the update, got NaN or infinity in {bad!r}; it has no labels")
     name, layer = _last_layer(seen)
     sign = -1.0 if seen.update.kind == "delta" else 1.0
     found: dict[str, Tensor | None] = {}
@@ -109,7 +109,7 @@ def check_count(num_examples: int) -> None:
 
 
 def labels_of(counts: Tensor) -> Tensor:
-    """Sorted labels from how often each class occurs.
+    """Sorted labels (N,) from the count of each class (C,).
 
     >>> labels_of(torch.tensor([2, 0, 1]))
     tensor([0, 0, 2])

@@ -1,33 +1,34 @@
-"""Which labels stand behind an update: rules that read them from the gradient of the last linear layer.
+"""Rules that read the labels of an update from the gradient of the last linear layer.
 
-With a mean cross-entropy over K examples the gradient of row c is the mean of (p_c - y_c) times the features, and of
-the bias the mean of (p_c - y_c): negative where the label occurs, if features are not negative. A delta is taken as the
-gradient with its sign turned; its scale matters to `Geng` alone. Labels are a sorted multiset (N,), as their order
-cannot be known.
+With a mean cross-entropy over K examples the gradient of weight row c is the mean of (p_c - y_c) times the features,
+and that of bias c the mean of (p_c - y_c): negative for labels that occur, if features are not negative. A delta is
+minus the gradient up to a factor, which only `Geng` needs. Labels are returned sorted, (N,); their order is unknown.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from leaktight.attacks.labels.geng import Geng
-from leaktight.attacks.labels.last_layer import LabelStrategy, check_count, head_gradient, labels_of
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.core.errors import LeaktightError, UsageError, require_at_least
 from leaktight.core.protocols import LabelSource
-from leaktight.core.rng import Rng
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tensors import add
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.types import Observation
-
-__all__ = ["BiasCorrected", "Geng", "Given", "Idlg", "Joint", "LabelStrategy", "Wainakh", "Yin"]
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Observation, Params
+from leaktight.models.source import require_choice
+from leaktight.models.surgery import batch_statistics, mode_of, representation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given(LabelStrategy):
-    """The threat model discloses the labels. Works for every task."""
+    """The labels that the threat model discloses. Works for every task."""
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.LABELS})
     source: ClassVar[LabelSource] = "given"
@@ -42,9 +43,9 @@ class Given(LabelStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """Labels are unknowns of the search, beside the images: logits that a softmax turns into probabilities.
+    """Labels are searched for together with the images, as logits of a softmax.
 
-    It infers nothing, so it is no `LabelStrategy`.
+    Nothing is inferred before the search, so it is not a `LabelStrategy`.
     Reference: Zhu et al., Deep Leakage from Gradients, NeurIPS 2019.
     """
 
@@ -52,7 +53,7 @@ class Joint:
     source: ClassVar[LabelSource] = "searched"
 
     def draw(self, num_examples: int, num_classes: int, generator: torch.Generator) -> Tensor:
-        """The logits at the start (N, C), from N(0, 1)."""
+        """The first logits (N, C), from N(0, 1)."""
         return torch.randn(num_examples, num_classes, generator=generator)
 
 
@@ -60,7 +61,7 @@ class Joint:
 class Idlg(LabelStrategy):
     """One example: the class whose row of the last weight's gradient has the smallest sum.
 
-    Exact where features are not negative (ReLU, sigmoid).
+    Exact if features are not negative (ReLU, sigmoid).
     Reference: Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020.
     """
 
@@ -93,8 +94,8 @@ class Yin(LabelStrategy):
 class BiasCorrected(LabelStrategy):
     """Every class with a negative bias gradient once; then, repeatedly, the lowest after one example's share is off.
 
-    The share of an example is the sum of the negative gradients over the number of examples. Needs no assumption on
-    features, but a last layer with a bias. This is the rule "bias-corrected" of the published framework breaching.
+    The share of an example is the sum of the negative gradients over the number of examples. Assumes nothing about
+    features; needs a last layer with a bias. It is the rule "bias-corrected" of the framework breaching.
     """
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
@@ -110,7 +111,7 @@ class Wainakh(LabelStrategy):
 
     Assumes: features that are not negative.
     Reference: Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, PETS 2022.
-    Differs from published code: the second stage takes the share off the class that it chose; there, off another.
+    Differs from published code: the second stage subtracts the share from the class that it chose; there, from another.
     """
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
@@ -121,8 +122,9 @@ class Wainakh(LabelStrategy):
 
 
 def _take_repeatedly(scores: Tensor, share: float, num_examples: int) -> Tensor:
-    """Labels: the classes with negative scores, lowest first, then the lowest again and again; each taking raises the
-    class's score by the size of `share` (<= 0).
+    """Labels (N,): each class with a negative score once, lowest first; then repeatedly that with the lowest score.
+
+    Each time a class is taken, its score rises by -`share`, with `share` <= 0.
     """
     order = scores.argsort(stable=True)
     first = order[: min(num_examples, int((scores < 0).sum()))]
@@ -137,7 +139,7 @@ def _take_repeatedly(scores: Tensor, share: float, num_examples: int) -> Tensor:
 
 
 def rule_for(seen: Observation) -> LabelStrategy | None:
-    """How the labels behind an update are known: given, or else by the rule that fits it; None where none does."""
+    """The strategy for the labels of an update: given if disclosed, else the rule that fits; None if none does."""
     if seen.labels is not None:
         return Given()
     try:
@@ -152,3 +154,110 @@ def rule_for(seen: Observation) -> LabelStrategy | None:
     if head.weight is None:
         return None
     return Idlg() if seen.batch_size == 1 else Wainakh()
+
+
+class Behaviour(NamedTuple):
+    """Outputs of the network on noise images: mean probabilities (C,), mean sum of the features ()."""
+
+    probabilities: Tensor
+    features: Tensor
+
+    def towards(self, end: Behaviour, share: float) -> Behaviour:
+        return Behaviour(*(torch.lerp(a, b, share) for a, b in zip(self, end, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geng(LabelStrategy):
+    """Counts of labels, repeats allowed: K (p_c - sum of row c / O), with p and O, the sum of the features, from noise.
+
+    For a delta the sum of the gradients of all steps is used, corrected for momentum and weight decay; p and O are
+    interpolated linearly between the model sent and the model returned, and all steps are taken to have the same shares
+    of labels. Counts are rounded to the sum K by largest remainders.
+    num_dummies: number of noise images, >= 2. mode: of batch norm on them.
+    Assumes: features whose sum is not near zero; for a delta, LOCAL_TRAINING with SGD.
+    Reference: Geng et al., Towards General Deep Leakage in Federated Learning, 2021; Dimitrov et al., Data Leakage in
+    Federated Averaging, TMLR 2022.
+    """
+
+    num_dummies: int = 64
+    mode: Literal["train", "eval"] = "train"
+
+    def __post_init__(self) -> None:
+        require_at_least(2, num_dummies=self.num_dummies)
+        require_choice("mode", self.mode, ("train", "eval"))
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        check_count(num_examples)
+        head = head_gradient(seen)
+        params = seen.broadcast.params
+        start = self._behaviour(seen, head, params, rng)
+        if seen.update.kind == "gradient":
+            shares = start.probabilities - head.row_sums() / start.features
+        else:
+            require(seen, Knowledge.LOCAL_TRAINING)
+            end = self._behaviour(seen, head, add(params, seen.update.tensors), rng)
+            shares = _shares_of_delta(seen, head, start, end, num_examples)
+        if not bool(torch.isfinite(shares).all()):
+            raise UsageError("expected features with a sum other than zero, got zero; use bias_corrected or given")
+        return labels_of(round_to_total(shares * num_examples, num_examples))
+
+    def _behaviour(self, seen: Observation, head: HeadGradient, params: Params, rng: Rng) -> Behaviour:
+        """Run a model on noise images, the same for every model."""
+        images = torch.rand(self.num_dummies, *seen.inputs.shape, generator=rng.public())
+        weight = params[head.name_of("weight")]
+        bias = params.get(head.name_of("bias"))
+        model = batch_statistics(seen.model)
+        with torch.no_grad(), mode_of(model, self.mode), global_seed(rng.child("dropout")):
+            features = representation(model, params, seen.broadcast.buffers, images.to(weight))
+        logits = F.linear(features, weight, bias).flatten(0, -2)
+        totals = features.flatten(0, -2).sum(1)
+        return Behaviour(logits.softmax(1).mean(0).to("cpu", torch.float64), totals.mean().to("cpu", torch.float64))
+
+
+def _shares_of_delta(
+    seen: Observation, head: HeadGradient, start: Behaviour, end: Behaviour, num_examples: int
+) -> Tensor:
+    """The fraction of each label (C,), from the sum of the gradients of all local steps."""
+    local = seen.local_training
+    if local is None or local.optimizer != "sgd":
+        raise UsageError("expected local training with sgd for geng, got adam, whose steps hide the gradient's size")
+    effects = step_effects(local, local.num_steps(num_examples))
+    weight = seen.broadcast.params[head.name_of("weight")].to("cpu", torch.float64)
+    total = head.row_sums() / local.learning_rate
+    expected = torch.zeros_like(total)
+    features = torch.zeros((), dtype=torch.float64)
+    for step, effect in enumerate(effects):
+        progress = step / len(effects)
+        now = start.towards(end, progress)
+        expected += effect * now.features * now.probabilities
+        features += effect * now.features
+        # Weight decay is part of the change but not of the gradient; a delta is minus the head's "gradient".
+        total -= effect * local.weight_decay * (weight - progress * head.needed_weight()).sum(1)
+    return (expected - total) / features
+
+
+def step_effects(local: LocalTraining, num_steps: int) -> list[float]:
+    """The factor of each step's gradient, times the learning rate, in the final change: 1 without momentum.
+
+    >>> step_effects(LocalTraining(momentum=0.5), 3)
+    [1.75, 1.5, 1.0]
+    """
+    kept = [sum(local.momentum**age for age in range(num_steps - step)) for step in range(num_steps)]
+    return [1 + local.momentum * each for each in kept] if local.nesterov else kept
+
+
+def round_to_total(counts: Tensor, total: int) -> Tensor:
+    """Integers >= 0 with the sum `total`: negative counts become 0, the rest is scaled, rounded by largest remainders.
+
+    >>> round_to_total(torch.tensor([1.6, -0.4, 2.8]), 4)
+    tensor([1, 0, 3])
+    """
+    positive = counts.clamp(min=0)
+    whole = positive.sum()
+    scaled = positive * (total / whole) if whole > 0 else torch.full_like(positive, total / len(positive))
+    floors = scaled.floor()
+    missing = total - int(floors.sum())
+    favoured = (scaled - floors).argsort(descending=True, stable=True)[:missing]
+    result = floors.long()
+    result[favoured] += 1
+    return result

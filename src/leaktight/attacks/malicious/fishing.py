@@ -1,10 +1,10 @@
-"""Fishing: a malicious server changes the last layer so that only one image of a large batch moves the rest."""
+"""Fishing: a malicious server changes the last layer so that one image of a batch dominates the gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,21 +16,21 @@ from leaktight.attacks.matching.objectives import LayerCosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, UsageError, require_at_least
 from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Broadcast, Observation, Reconstruction
+from leaktight.models.source import require_choice
 
 Strategy = Literal["auto", "class", "feature", "none"]
-_STRATEGIES = ("auto", "class", "feature", "none")
 
 _LARGEST = 1e30
-"""A threshold beyond this is a quotient of rounding errors: nothing of the class is left in the update."""
+"""A threshold beyond this is a quotient of rounding errors: the update has no example of the class."""
 
 
 class Catch(NamedTuple):
-    """What a query says of the wanted class: the mean of its features, (F,), and of how many examples that is."""
+    """The mean features (F,) of the target class in the update of a query, and of how many examples it is the mean."""
 
     features: Tensor
     number: float
@@ -40,25 +40,25 @@ class Catch(NamedTuple):
 class Fishing(Preset, ActiveAttack):
     """Fishing: a changed last layer makes one image of a batch dominate the gradient; then that one is inverted.
 
-    The first query is honest: labels are read from it, or given. "class": all logits but the wanted one are held at
-    `class_bias`, so examples of other classes send nothing into the rest of the network; enough where the class occurs
-    once. "feature": from there, one feature of the class decides by a threshold which of its examples still send
-    something; the threshold moves to the mean of those until nothing changes. "auto" chooses by how often the class
-    occurs. "none" changes nothing: the ablation. The image is then searched by AGIC's layer-weighted cosine, total
+    The first query has the unchanged model: labels are read from it, or given. strategy: "class": all logits but that
+    of the target class are held at `class_bias`, so that examples of other classes have no gradient below the last
+    layer; enough if the class occurs once. "feature": after that, a threshold on one feature decides which examples of
+    the class have a gradient; it moves to their mean until nothing changes. "auto" chooses by how often the class
+    occurs. "none" changes nothing (ablation). The image is then searched for with AGIC's layer-weighted cosine, total
     variation and signed Adam.
 
-    target: the wanted class (None: the first of those that occur least often). class_weight: of the wanted row; its
-    product with the sum of the features must stay well below `class_bias`.
-    feature_weight: of the deciding feature. max_queries: at most so many rounds. strength: how far the last layer moves
-    from the honest one, 1 for all the way.
+    target: the class; None: the first of the rarest that occur. class_weight: weights of its row; its product with the
+    sum of the features must stay well below `class_bias`. feature_weight: weight of the deciding feature.
+    max_queries: the most rounds, >= 3. strength: how far the last layer moves from the original to the changed one, in
+    (0, 1].
 
     Reference: Wen et al., Fishing for User Data in Large-Batch Federated Learning, ICML 2022.
     Assumes: the number of examples, one local step on all of them, the same examples in every query, and batch
-    normalisation in evaluation mode: with the statistics of the batch all examples reach all others.
-    Differs from published code: the biases of other classes are 0 in the feature stage, so that the cut is where the
-    threshold says; layers are weighted as in AGIC (`beta`), without which a search on ResNet-18 shows nothing after
-    hundreds of iterations; the last layer, in which all examples mix, is left out of the match. Examples of other
-    classes above the threshold then join those of the class below it; where there are any, the catch is not pure.
+    normalisation in evaluation mode: in training mode every example influences the others.
+    Differs from published code: the biases of other classes are 0 in the feature stage, so that the cut is exactly at
+    the threshold; layers are weighted as in AGIC (`beta`), without which a search on ResNet-18 finds nothing in
+    hundreds of iterations; the last layer, in which all examples mix, is not matched. Examples of other classes above
+    the threshold keep a gradient too, so the gradient may be of more than the one image.
     """
 
     iterations: int = 4000
@@ -75,10 +75,8 @@ class Fishing(Preset, ActiveAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strategy not in _STRATEGIES:
-            raise ValueError(f"expected strategy to be one of {', '.join(_STRATEGIES)}, got {self.strategy!r}")
-        if self.max_queries < 3:
-            raise ValueError(f"expected max_queries >= 3, got {self.max_queries}")
+        require_choice("strategy", self.strategy, get_args(Strategy))
+        require_at_least(3, max_queries=self.max_queries)
         if not 0 < self.strength <= 1:
             raise ValueError(f"expected strength in (0, 1], got {self.strength}")
 
@@ -111,7 +109,7 @@ class Fishing(Preset, ActiveAttack):
         return self._changed(broadcast, seen[0], target, feature, thresholds[-1])
 
     def _plan(self, seen: Observation, rng: Rng) -> tuple[int, Strategy]:
-        """The class to fish for, and how, by the labels behind the honest update."""
+        """The target class and the strategy, from the labels of the first update."""
         require(seen, *self.requires)
         labels = seen.labels
         if labels is None:
@@ -129,7 +127,7 @@ class Fishing(Preset, ActiveAttack):
     def _changed(
         self, broadcast: Broadcast, seen: Observation, target: int, feature: int | None = None, threshold: float = 0.0
     ) -> Broadcast:
-        """The broadcast with another last layer: for the whole class, or for those below a threshold of a feature."""
+        """The broadcast with a changed last layer: for the whole class, or with a threshold on a feature."""
         head = head_gradient(seen)
         if head.layer.bias is None:
             raise ModelError(f"expected a bias in the last layer {head.name!r}, got none; fishing needs one")
@@ -160,7 +158,7 @@ class Fishing(Preset, ActiveAttack):
         return replace(found, notes={**found.notes, **notes})
 
     def catch(self, seen: Sequence[Observation], *, rng: Rng) -> Observation:
-        """The last update as if it came from the one image alone: without the last layer, and times the batch."""
+        """The last update as that of one image alone: without the last layer, and times the batch size."""
         target, strategy = self._plan(seen[0], rng)
         last, number = seen[-1], seen[-1].batch_size or 1
         head = head_gradient(last)
@@ -170,9 +168,9 @@ class Fishing(Preset, ActiveAttack):
 
 
 def caught(seen: Observation, target: int) -> Catch:
-    """What the last layer's gradient says of the wanted class."""
+    """The mean features of the target class, from the last layer's gradient."""
     head = head_gradient(seen)
     weight, bias = head.needed_weight()[target], head.needed_bias()[target]
     if not bool(bias):
-        raise UsageError(f"the update says nothing of class {target}: nobody holds it, or its gradient was withheld")
+        raise UsageError(f"expected a gradient of class {target}, got zero: no example has it, or it was withheld")
     return Catch(weight / bias, -float(bias) * (seen.batch_size or 1))

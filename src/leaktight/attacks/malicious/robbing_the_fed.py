@@ -1,11 +1,11 @@
-"""Robbing the Fed: a module before the network sorts images into bins and imprints each in a gradient of its own."""
+"""Robbing the Fed: a module before the network sorts images into bins, each with its own gradient."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -13,44 +13,46 @@ from scipy import stats
 from torch import Tensor
 
 from leaktight.attacks.exact.analytic import answer, gradient_of
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, UsageError, require_above, require_at_least
 from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Broadcast, Observation, Reconstruction
 from leaktight.models.imprint import NAME, with_imprint
+from leaktight.models.source import require_choice
 
 Measure: TypeAlias = Literal["mean", "fourier", "random"]
 Law: TypeAlias = Literal["public", "normal", "laplace"]
-Form: TypeAlias = Literal["relu", "hardtanh"]
+Activation: TypeAlias = Literal["relu", "hardtanh"]
 
 _EMPTY = 1e-6
-"""A bin whose share of the largest signal is below this holds no image."""
+"""A bin whose bias gradient is below this fraction of the largest is empty."""
 
 _PER_KNOT = 16
-"""Public images to each point at which their distribution is taken down; fewer make bins of unequal mass."""
+"""Public images for each estimated quantile of the measure; with fewer, bins have unequal mass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobbingTheFed(ActiveAttack):
     """Robbing the Fed: an imprint module before the first layer sorts images into bins; each bin of one image is exact.
 
-    Every unit of the module measures the same feature of an image and opens above its own threshold, so the gradients
-    of neighbouring units differ by the images between their thresholds: an image alone in its bin is their difference
-    over that of the biases. The share of images alone in one of K bins of equal mass is (1 - 1/K)^(N - 1).
+    Every unit of the module computes the same measure of an image and is active above its own threshold, so the
+    gradients of neighbouring units differ by the images between their thresholds: an image alone in its bin is the
+    difference of weight gradients over that of bias gradients. Of N images in K bins of equal mass the fraction
+    (1 - 1/K)^(N - 1) is alone.
 
-    num_bins: K. measure: the "mean" of the pixels, a "fourier" component of number `mode`, or a "random" projection.
-    law: what the server takes for the distribution of the measure: that of "public" images, or "normal" or "laplace"
-    with `center` and `spread`.
-    form: "relu", or "hardtanh", whose units open for their own bin alone, so that nothing is subtracted.
-    gain: factor on the measuring rows. disguise: relative noise on these rows, to hide that they are alike.
+    num_bins: K, >= 2. measure: the "mean" of the pixels, the "fourier" component `mode` (>= 1), or a "random"
+    projection. law: the assumed distribution of the measure: that of "public" images, or "normal" or "laplace" with
+    mean `center` and standard deviation `spread`.
+    form: "relu", or "hardtanh", whose units are active in their own bin only, so that nothing is subtracted.
+    gain: factor on the measuring rows, > 0. disguise: relative noise on these rows, >= 0, so that they differ.
 
     Reference: Fowl et al., Robbing the Fed, ICLR 2022.
-    Assumes: a server that hands out another network, after one honest round that shows it the size of the images; one
-    local step of plain gradient descent (what comes after the first step blurs the bins). Labels, batch size and the
-    mode of batch normalisation do not matter. Works on the sum of many clients as on one.
-    Differs from published code: the next bin is subtracted, not the one before, so the top bin is isolated too; the
-    measure is of pixels in [0, 1], its law that of public images by default; `mean` is the default measure.
+    Assumes: a server that sends another network, after one ordinary round that shows it the size of the images; one
+    local step of plain gradient descent (further steps blur the bins). Labels, batch size and the mode of batch
+    normalisation do not matter. It also works on the sum of many clients.
+    Differs from published code: the next bin is subtracted, not the previous one, so that the top bin is isolated too;
+    pixels are in [0, 1]; the default law is that of public images and the default measure `mean`.
     """
 
     num_bins: int = 256
@@ -59,28 +61,25 @@ class RobbingTheFed(ActiveAttack):
     law: Law = "public"
     center: float = 0.5
     spread: float = 0.15
-    form: Form = "relu"
+    form: Activation = "relu"
     gain: float = 1e-3
     disguise: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_bins < 2:
-            raise ValueError(f"expected num_bins >= 2, got {self.num_bins}")
-        for name, valid in (("measure", _ROWS), ("law", ("public", *_LAWS)), ("form", ("relu", "hardtanh"))):
-            if getattr(self, name) not in valid:
-                raise ValueError(f"expected {name} to be one of {', '.join(valid)}, got {getattr(self, name)!r}")
-        for name in ("spread", "gain"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
-        if not 0 <= self.disguise < math.inf or self.mode < 1:
-            raise ValueError(f"expected disguise >= 0 and mode >= 1, got {self.disguise} and {self.mode}")
+        require_at_least(2, num_bins=self.num_bins)
+        require_choice("measure", self.measure, _ROWS)
+        require_choice("law", self.law, ("public", *_LAWS))
+        require_choice("form", self.form, get_args(Activation))
+        require_above(0, spread=self.spread, gain=self.gain)
+        require_at_least(0, disguise=self.disguise)
+        require_at_least(1, mode=self.mode)
 
     @property
     def requires(self) -> frozenset[Knowledge]:
         return frozenset({Knowledge.PUBLIC_DATA} if self.law == "public" else ())
 
     def expected_share(self, num_examples: int) -> float:
-        """The share of images that are alone in their bin, for bins of equal mass.
+        """The fraction of images that are alone in their bin, for bins of equal mass.
 
         >>> round(RobbingTheFed(num_bins=256).expected_share(64), 3)
         0.781
@@ -105,7 +104,7 @@ class RobbingTheFed(ActiveAttack):
         )
 
     def _edges(self, row: Tensor, seen: Observation) -> Tensor:
-        """The lower ends of the bins, (K,), ascending; the first is below every image."""
+        """The lower edges of the bins, (K,), ascending; the first is below the measure of every image."""
         shares = torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         if self.law != "public" or seen.public_data is None:
             inner = torch.from_numpy(_LAWS[self.law](shares.numpy(), self.center, self.spread))
@@ -114,7 +113,8 @@ class RobbingTheFed(ActiveAttack):
             if len(measured) < 2 * _PER_KNOT:
                 raise UsageError(f"expected {2 * _PER_KNOT} public images or more, got {len(measured)}; disclose more")
             knots = torch.linspace(0, 1, min(self.num_bins, len(measured) // _PER_KNOT) + 1, dtype=torch.float64)
-            inner = _interpolated(shares, knots, measured.quantile(knots))
+            quantiles = measured.quantile(knots)
+            inner = torch.from_numpy(np.interp(shares.numpy(), knots.numpy(), quantiles.numpy()))
         lowest = row.clamp(max=0).sum()
         return torch.cat([torch.minimum(lowest, inner[0])[None] - inner.std(), inner])
 
@@ -157,31 +157,18 @@ class RobbingTheFed(ActiveAttack):
         return answer(images, torch.zeros(len(taken), dtype=torch.long), 0.0, notes)
 
 
-def _mean_row(size: int, mode: int, rng: Rng) -> Tensor:
-    return torch.full((size,), 1 / size, dtype=torch.float64)
-
-
 def _fourier_row(size: int, mode: int, rng: Rng) -> Tensor:
     places = torch.arange(size, dtype=torch.float64) + 0.5
     return torch.cos(math.pi / size * places * mode) * (4 * max(mode, 0.33) / size)
 
 
-def _random_row(size: int, mode: int, rng: Rng) -> Tensor:
-    return torch.randn(size, generator=rng.public(), dtype=torch.float64) / math.sqrt(size)
-
-
 _ROWS: Mapping[str, Callable[[int, int, Rng], Tensor]] = {
-    "mean": _mean_row,
+    "mean": lambda size, mode, rng: torch.full((size,), 1 / size, dtype=torch.float64),
     "fourier": _fourier_row,
-    "random": _random_row,
+    "random": lambda size, mode, rng: torch.randn(size, generator=rng.public(), dtype=torch.float64) / math.sqrt(size),
 }
 _LAWS: Mapping[str, Callable[..., Any]] = {
     "normal": lambda shares, center, spread: stats.norm.ppf(shares, center, spread),
     "laplace": lambda shares, center, spread: stats.laplace.ppf(shares, center, spread / math.sqrt(2)),
 }
-"""Quantiles by shares, center and standard deviation."""
-
-
-def _interpolated(shares: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """The quantiles at these shares, straight between those at the knots."""
-    return torch.from_numpy(np.interp(shares.numpy(), knots.numpy(), values.numpy()))
+"""Quantiles of a distribution: from probabilities, centre and standard deviation."""

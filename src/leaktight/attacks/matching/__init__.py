@@ -1,1 +1,1 @@
-"""The matching loop: what is sought, what is matched, how alike two updates are. `attack.py` says how to read it."""
+"""The matching loop: search space, simulated update, objective and priors. Start reading at `attack.py`."""

@@ -1,21 +1,25 @@
-"""THE matching loop: search for examples whose update is the one that was seen.
+"""The matching loop: search for examples whose update is the observed one.
 
-An attack is a composition: what is sought, what is matched, an objective, priors, a label strategy, an optimiser,
-restarts. Every published attack is a preset of these (`attacks/presets`). The answer is chosen by the attack's own
-loss. A whole iteration is one pure function of tensors (`problem.py`), traced once.
+An attack is a composition of a search space, a way to match, an objective, priors, a label strategy, an optimiser and
+restarts. Published attacks are presets of these (`attacks/presets`). A whole iteration is one pure function of tensors
+(`problem.py`), traced once.
 
 From a preset's `reconstruct` to the first iteration: `Matching.reconstruct` reads the update (`evidence`), `search`
 spreads the restarts (`spread.py`), `run_all` runs them here or in processes, `_run` makes the `MatchingProblem`, and
-the optimiser's `minimize` loops. `Lbfgs` and the optimisers without derivatives have one function more, for one restart
+the optimiser's `minimize` iterates. `Lbfgs` and the optimisers without derivatives have one more function for a restart
 (`lbfgs.wolfe` or `plain`, `DerivativeFree._restart`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
+import numpy as np
+from PIL import Image
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
@@ -27,9 +31,9 @@ from leaktight.attacks.matching.spread import Parallel, Workload, choose
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
 from leaktight.attacks.optimizers.compile import Backend
 from leaktight.attacks.optimizers.descent import Adam
-from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings
-from leaktight.attacks.optimizers.trees import Tree
-from leaktight.core.errors import UsageError
+from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings, Tree
+from leaktight.core.errors import UsageError, require_at_least
+from leaktight.core.files import replace_atomically
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge, require
@@ -38,14 +42,14 @@ from leaktight.runtime.executor import Tell
 from leaktight.runtime.processes import available_cores, in_worker, run_all
 
 Message: TypeAlias = tuple[int, float, Tensor | None]
-"""What a search tells on its way: the iteration, the loss, the best guess."""
+"""What a search reports while it runs: the iteration, the loss, the best images so far."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search found: the result of all its restarts, and the examples that the best of them stands for."""
+class MatchingResult:
+    """search: the results of all restarts. guess: the examples found by the best of them."""
 
-    result: SearchResult
+    search: SearchResult
     guess: Batch
 
 
@@ -53,18 +57,21 @@ class Found:
 class Matching(Attack):
     """Search for images that explain an update, by a composition of parts.
 
-    objective: the distance between updates (None: priors alone, a negative control that ignores the update).
-    priors: pairs of weight and prior. labels: how labels are inferred, or `Joint` to search for them too.
-    sought: what the search moves in place of the examples: pixels, or what makes them.
-    restarts: independent starts; the one with the lowest loss is the answer.
-    consensus: the weight that draws restarts to their common mean (GradInversion).
-    keep: answer with the "best" iterate by the attack's own loss, or the "last".
-    patience: stop when the loss has not fallen by 1 % in so many iterations (None: never).
-    stop_below: stop at such a loss. check_every: iterations (L-BFGS: evaluations) between two looks at whether to stop.
-    progress_every: how often `progress` is called; it changes no result.
-    parallel: how restarts are spread: as one traced function ("vmap"), over "processes", or in turn ("none"); "auto"
-    takes vmap for small networks and processes for long work on wide ones.
-    onednn: None lets a few timed iterations decide; fix it to get the same bits on every machine of a kind.
+    objective: the distance between updates; None for priors alone, a negative control that ignores the update.
+    matched: how the update of a guess is computed. priors: pairs of a weight and a prior.
+    labels: how labels are inferred, or `Joint` to search for them too.
+    sought: what the search moves in place of the examples: pixels, or a generator's latents or weights.
+    iterations: of each restart. restarts: independent starts; the one with the lowest loss is the answer.
+    consensus: weight of the term that pulls restarts towards their mean (GradInversion); needs 2 restarts.
+    keep: return the "best" iterate by the attack's own loss, or the "last".
+    backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled).
+    parallel: restarts as one traced function ("vmap"), in "processes", or one after another ("none"); "auto" takes vmap
+    for small networks and processes for long searches on large ones.
+    onednn: whether convolutions use oneDNN; None: a few timed iterations decide, so results may differ in the last bits
+    between machines.
+    patience: stop when the loss has not fallen by 1 % in this many iterations; None: never.
+    stop_below: stop when the loss is below this. check_every: iterations (L-BFGS: evaluations) between two such checks.
+    progress_every: iterations between two calls of `progress`; it changes no result.
     Assumes: the number of examples (BATCH_SIZE), and what its parts assume.
     """
 
@@ -88,11 +95,10 @@ class Matching(Attack):
     progress_every: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "restarts", "check_every", "progress_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+        require_at_least(1, iterations=self.iterations, restarts=self.restarts)
+        require_at_least(1, check_every=self.check_every, progress_every=self.progress_every)
         if self.consensus and self.restarts < 2:
-            raise ValueError("consensus draws restarts together; set restarts to 2 or more")
+            raise ValueError(f"expected restarts >= 2 with consensus, got {self.restarts}")
         if self.parallel == "vmap" and not self.optimizer.abreast:
             kind = type(self.optimizer).__name__
             raise ValueError(f'expected parallel "auto", "processes" or "none" with {kind}, got "vmap"')
@@ -110,7 +116,7 @@ class Matching(Attack):
 
     @property
     def workload(self) -> Workload:
-        """What there is to spread. Restarts are separable if they do not need one another."""
+        """The work of a search. Restarts are separable if none needs the results of another."""
         optimizer = self.optimizer
         return Workload(
             restarts=self.restarts,
@@ -120,18 +126,18 @@ class Matching(Attack):
         )
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        """Find the examples behind one update, or behind several updates of the same examples."""
+        """Reconstruct the examples of one update, or of several updates of the same examples."""
         evidence = self.evidence(seen, rng=rng)
         return self.answer(evidence, self.search(evidence, rng=rng, progress=progress))
 
     def evidence(self, seen: Sequence[Observation], *, rng: Rng) -> Evidence:
-        """What these observations are, with their labels, if those are not searched for."""
+        """The observations as this attack matches them, with their labels unless those are searched for."""
         first = require_seen(self, seen)
         for each in seen:
             require(each, Knowledge.BATCH_SIZE)
         number = first.batch_size or 0
         if any(each.batch_size != number for each in seen):
-            raise UsageError("these observations are of different numbers of examples; attack them one at a time")
+            raise UsageError("expected observations of equally many examples, got others; attack them one at a time")
         labels = None
         if isinstance(self.labels, LabelStrategy):
             labels = self.labels.infer(first, number, rng=rng.child("labels"))
@@ -139,23 +145,23 @@ class Matching(Attack):
         return Evidence(views, labels, number, first.inputs.shape, first.num_classes)
 
     def view(self, seen: Observation) -> View:
-        """An observation as this attack matches it."""
+        """One observation as this attack matches it."""
         scale_free = self.objective is None or self.objective.scale_free
         return self.matched.view(seen, seen.batch_size or 0, PRECISIONS[self.precision], needs_scale=not scale_free)
 
-    def search(self, evidence: Evidence, *, rng: Rng, progress: Progress | None = None) -> Found:
-        """What the restarts find."""
+    def search(self, evidence: Evidence, *, rng: Rng, progress: Progress | None = None) -> MatchingResult:
+        """Run all restarts, here or in processes."""
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         numbers = range(self.restarts)
         groups = [[number] for number in numbers] if way == "processes" and load.separable else [list(numbers)]
-        jobs = [Job(self, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
-        return _joined(run_all(_run, jobs, workers=workers, told=_best_of_all(progress, len(jobs))))
+        jobs = [_Job(self, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
+        return _joined(run_all(_run, jobs, workers=workers, on_message=_best_of_all(progress, len(jobs))))
 
     def problem(self, evidence: Evidence, rng: Rng, restarts: Sequence[int], *, together: bool) -> MatchingProblem:
-        """What the optimiser minimises. restarts: their numbers. together: as one traced function under vmap."""
-        form = self.sought.form(evidence, rng.child("sought"), PRECISIONS[self.precision])
-        annealed = any(view.annealed for _, view, _ in evidence.views)  # losses of iterations do not compare
+        """What the optimiser minimises. restarts: their indices. together: as one traced function under vmap."""
+        space = self.sought.space(evidence, rng.child("sought"), PRECISIONS[self.precision])
+        annealed = any(view.annealed for _, view, _ in evidence.views)  # losses then do not compare
         return MatchingProblem(
             settings=SearchSettings(
                 iterations=self.iterations,
@@ -169,19 +175,19 @@ class Matching(Attack):
             ),
             rngs=[rng.child("restart", number) for number in restarts],
             precision=PRECISIONS[self.precision],
-            constants=constants_of(evidence, form, self.objective),
+            constants=constants_of(evidence, space, self.objective),
             consensus=self.consensus,
             keeps_best=self.keep == "best" and not annealed,
             evidence=evidence,
-            form=form,
+            space=space,
             objective=self.objective,
             priors=self.priors,
             labels=self.labels,
         )
 
-    def answer(self, evidence: Evidence, found: Found) -> Reconstruction:
-        """What was found, as an attack's answer."""
-        result = found.result
+    def answer(self, evidence: Evidence, found: MatchingResult) -> Reconstruction:
+        """The result of a search as a `Reconstruction`."""
+        result = found.search
         notes = {
             "losses": [candidate.loss for candidate in result.candidates],
             "assumed": sorted({note for _, view, _ in evidence.views for note in view.notes}),
@@ -194,8 +200,8 @@ class Matching(Attack):
 
 
 @dataclass(frozen=True)
-class Job:
-    """Some restarts of a search, for one process."""
+class _Job:
+    """Some restarts of a search, run in one process. restarts: their indices. watched: whether to report progress."""
 
     attack: Matching
     evidence: Evidence
@@ -205,7 +211,7 @@ class Job:
     watched: bool
 
 
-def _run(job: Job, tell: Tell[Message]) -> Found:
+def _run(job: _Job, tell: Tell[Message]) -> MatchingResult:
     problem = job.attack.problem(job.evidence, job.rng, job.restarts, together=job.together)
 
     def on_step(iteration: int, loss: float, variables: Tree) -> None:
@@ -213,21 +219,21 @@ def _run(job: Job, tell: Tell[Message]) -> Found:
 
     with global_seed(job.rng.child("network")):
         result = job.attack.optimizer.minimize(problem, on_step if job.watched else None)
-    return Found(result, problem.guess(result.best.variables))
+    return MatchingResult(result, problem.guess(result.best.variables))
 
 
-def _joined(parts: Sequence[Found]) -> Found:
-    """What several jobs found, as one search."""
-    best = min(parts, key=lambda part: part.result.best.rank())
-    candidates = [candidate for part in parts for candidate in part.result.candidates]
-    return Found(replace(parts[0].result, candidates=candidates), best.guess)
+def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:
+    """The results of several jobs as one."""
+    best = min(parts, key=lambda part: part.search.best.rank())
+    candidates = [candidate for part in parts for candidate in part.search.candidates]
+    return MatchingResult(replace(parts[0].search, candidates=candidates), best.guess)
 
 
 def _best_of_all(progress: Progress | None, jobs: int) -> Callable[[int, Message], None]:
-    """Passes reports on; where restarts are apart, always with the best guess of all so far."""
+    """A listener that passes reports to `progress`; with several jobs, always the best guess of all so far."""
     best: list[tuple[float, Tensor | None]] = []
 
-    def told(job: int, message: Message) -> None:
+    def on_message(job: int, message: Message) -> None:
         iteration, loss, guess = message
         if jobs > 1:
             loss, guess = min([*best, (loss, guess)], key=lambda known: known[0])
@@ -235,4 +241,37 @@ def _best_of_all(progress: Progress | None, jobs: int) -> Callable[[int, Message
         if progress is not None:
             progress(iteration, loss, guess)
 
-    return told
+    return on_message
+
+
+@dataclass
+class Recorder:
+    """A progress callback that keeps all guesses: pass it to `reconstruct`, then `save` them as an animation."""
+
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    guesses: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, iteration: int, loss: float, guess: Tensor | None) -> None:
+        self.losses.append((iteration, loss))
+        if guess is not None:
+            self.guesses.append(guess.detach().clone())
+
+    def save(self, path: Path, *, zoom: int = 4, seconds: float = 4.0) -> None:
+        """Write all guesses as an animated GIF or PNG, by the suffix of `path`; the last one is shown for 1.5 s.
+
+        zoom: screen pixels for each pixel of an image. seconds: the length of the rest.
+        """
+        if not self.guesses:
+            raise UsageError("expected reported guesses, got none; lower progress_every below the number of iterations")
+        frames = [_sheet(guess, zoom) for guess in self.guesses]
+        durations = [max(20, int(1000 * seconds / len(frames)))] * len(frames)
+        durations[-1] = 1500
+        save = partial(frames[0].save, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+        replace_atomically(path, save)
+
+
+def _sheet(images: Tensor, zoom: int) -> Image.Image:
+    """Images (N, C, H, W) side by side."""
+    row = np.concatenate(list((images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()), axis=1)
+    picture = Image.fromarray(row[..., 0] if row.shape[2] == 1 else row)
+    return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)

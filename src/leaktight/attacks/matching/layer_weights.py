@@ -1,4 +1,4 @@
-"""How much each layer counts when gradients are compared: the six functions of AGIC's Table I, and none.
+"""The weight of each layer in the comparison of gradients: the six functions of AGIC's Table I, and "equal".
 
 Reference: Xu et al., AGIC: Approximate Gradient Inversion Attack on Federated Learning, SRDS 2022, section IV-C.
 """
@@ -27,51 +27,38 @@ Weighting: TypeAlias = Literal[
 
 
 class Curve(NamedTuple):
-    """A function of Table I: how far layer i of N has come from the first weight to the last, and what the last is.
+    """A function of Table I. The weight of layer i of N is 1 + (last(beta) - 1) share(i, N).
 
-    share: (i, N) to [0, 1], 0 for i = 1 and 1 for i = N. last: the weight of layer N, from beta.
+    share: from 0 for i = 1 to 1 for i = N. last: the weight of layer N.
     """
 
     share: Callable[[int, int], float]
     last: Callable[[float], float]
 
 
-def _linear(place: int, count: int) -> float:
-    return (place - 1) / (count - 1)
+def _linear(layer: int, count: int) -> float:
+    return (layer - 1) / (count - 1)
 
 
-def _log(place: int, count: int) -> float:
-    return math.log(place) / math.log(count)
+def _log(layer: int, count: int) -> float:
+    return math.log(layer) / math.log(count)
 
 
-def _exp(place: int, count: int) -> float:
-    # Divided by e^N above and below, so that a deep network does not overflow.
-    return (math.exp(place - count) - math.exp(1 - count)) / (1 - math.exp(1 - count))
-
-
-def _one(beta: float) -> float:
-    return 1.0
-
-
-def _rises(beta: float) -> float:
-    return beta
-
-
-def _falls(beta: float) -> float:
-    return 1 / beta
+def _exp(layer: int, count: int) -> float:
+    # Numerator and denominator are divided by e^N, so that a deep network does not overflow.
+    return (math.exp(layer - count) - math.exp(1 - count)) / (1 - math.exp(1 - count))
 
 
 WEIGHTINGS: Mapping[str, Curve] = {
-    "equal": Curve(_linear, _one),
-    "decrease_log": Curve(_log, _falls),
-    "decrease_exp": Curve(_exp, _falls),
-    "decrease_linear": Curve(_linear, _falls),
-    "increase_exp": Curve(_exp, _rises),
-    "increase_log": Curve(_log, _rises),
-    "increase_linear": Curve(_linear, _rises),
+    "equal": Curve(_linear, lambda beta: 1.0),
+    "decrease_log": Curve(_log, lambda beta: 1 / beta),
+    "decrease_exp": Curve(_exp, lambda beta: 1 / beta),
+    "decrease_linear": Curve(_linear, lambda beta: 1 / beta),
+    "increase_exp": Curve(_exp, lambda beta: beta),
+    "increase_log": Curve(_log, lambda beta: beta),
+    "increase_linear": Curve(_linear, lambda beta: beta),
 }
-"""In the order of Table I. All start at 1; the increasing ones end at beta, the decreasing ones at 1 / beta, which for
-the table's beta = 2 are its 2 and 0.5."""
+"""In the order of Table I, whose beta is 2."""
 
 
 def curve_weights(weighting: str, beta: float, count: int) -> list[float]:
@@ -87,10 +74,10 @@ def curve_weights(weighting: str, beta: float, count: int) -> list[float]:
 
 
 def counted_layers(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """The layers that get a weight of their own, first to last in the order in which they run on a blank image.
+    """The layers that get their own weight, in the order in which they run.
 
-    Each is the names of a convolution, projections included, and of the batch norm that follows it. A network without
-    convolutions has its linear layers counted instead, the last one too.
+    Each is the names of a convolution (projections included) and of the batch norm after it. In a network without
+    convolutions they are the linear layers, including the last.
     """
     example = next(model.parameters(), torch.zeros(()))
     blank = torch.zeros(1, *shape, dtype=example.dtype, device=example.device)
@@ -103,11 +90,11 @@ def counted_layers(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, 
 def layer_weights(
     model: nn.Module, shape: tuple[int, ...], target: Params, *, weighting: str, beta: float, relu_modifier: bool
 ) -> dict[str, float]:
-    """The weight of every tensor of `target`: alpha of the layer that it belongs to (Eq. 7 and 8).
+    """The weight of every tensor of `target`: alpha of its layer (Eq. 7 and 8).
 
-    relu_modifier: divide a counted layer's weight by the share of its gradient (without the batch norm's) that is not
-    exactly zero. A gradient that is zero throughout keeps its weight, as there is nothing to make up for.
-    Tensors outside the counted layers (linear layers, and norms of other kinds) take the mean of l_i.
+    relu_modifier: divide a counted layer's weight by the fraction of its gradient (without the batch norm's) that is
+    not exactly zero; a gradient of zeros keeps its weight.
+    Tensors outside the counted layers (linear layers, other norms) get the mean weight.
     """
     layers = counted_layers(model, shape)
     curve = curve_weights(weighting, beta, max(len(layers), 1))
@@ -125,7 +112,7 @@ def _parameters(target: Params, layer: str) -> list[str]:
 
 
 def _modifier(gradients: list[Tensor]) -> float:
-    """1 / (1 - p), where p is the share of exact zeros."""
+    """1 / (1 - p), with p the fraction of exact zeros."""
     total = sum(gradient.numel() for gradient in gradients)
     nonzero = sum(int(torch.count_nonzero(gradient)) for gradient in gradients)
     return total / nonzero if nonzero else 1.0

@@ -1,8 +1,8 @@
-"""How far a guessed update is from the observed one.
+"""Distances between the update of a guess and the observed one.
 
-An objective is two functions. `prepare` runs once per target and gives the constants as a nested mapping of tensors;
-`loss` is a pure function of the guess and of these, in the precision of the guess, and works under `torch.func` and
-tracing. A name that the target lacks (a defense withheld it) is not matched, so a guess may hold more names.
+An objective has two functions. `prepare` runs once for each target and returns constants as nested tensors; `loss` is a
+pure function of the guess and of these, in the precision of the guess, for use under `torch.func` and tracing. Names
+that the target lacks (a defense withheld them) are not compared, so a guess may have more names.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from leaktight.core.types import Params
 from leaktight.models.source import require_choice
 
 Prepared: TypeAlias = Mapping[str, Any]
-"""Tensors by name, nested: the target and what was derived from it."""
+"""Nested tensors by name: the target and what is derived from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
     """A distance between updates.
 
-    scale_free: whether a positive multiple of the guess is as good as the guess.
+    scale_free: whether a positive multiple of the guess has the same distance.
     """
 
     scale_free: ClassVar[bool] = False
 
     def prepare(self, target: Params, model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-        """The constants of `loss`: copies, which share no memory with the target.
+        """The constants of `loss`; they share no memory with the target.
 
-        model, shape: the network and the size of its images; some objectives look at the order of the layers.
+        model, shape: the network and the shape of an image, for objectives that use the order of the layers.
         """
         _check_target(target, model)
         return self.constants({name: tensor.detach().clone() for name, tensor in target.items()}, model, shape)
 
     @abstractmethod
     def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-        """What `prepare` gives for a target that it has checked and copied."""
+        """The result of `prepare` for a target that it has checked and copied."""
 
     @abstractmethod
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -65,8 +65,7 @@ _REDUCTIONS: Mapping[str, Callable[[Mapping[str, Tensor]], float]] = {
 class _Elementwise(Objective):
     """A sum over all elements of a function of the difference.
 
-    reduction: "sum" over all elements; "layer_mean", that divided by the number of tensors; "element_mean", that
-    divided by the number of elements.
+    reduction: "sum"; "layer_mean", the sum over the number of tensors; "element_mean", over the number of elements.
     """
 
     reduction: Reduction = "sum"
@@ -100,7 +99,7 @@ class SquaredError(_Elementwise):
 
 @dataclass(frozen=True, kw_only=True)
 class AbsoluteError(_Elementwise):
-    """The sum of absolute differences, less moved by a few wrong entries than squares are."""
+    """The sum of absolute differences, less affected by a few wrong entries than squares are."""
 
     def cost(self, difference: Tensor) -> Tensor:
         return difference.abs()
@@ -119,9 +118,9 @@ class Euclidean(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Objective):
-    """1 - cosine of the angle between the updates, each taken as one vector; blind to their lengths.
+    """1 - cosine of the angle between the updates, each as one vector; it ignores their lengths.
 
-    It is 1 where the guess or the target is zero.
+    It is 1 if the guess or the target is zero.
     Reference: Geiping et al., Inverting Gradients, NeurIPS 2020.
     """
 
@@ -138,14 +137,14 @@ class Cosine(Objective):
 class LayerCosine(Objective):
     """AGIC's cosine with layer weights (Eq. 6 to 8).
 
-    weighting: how the weight moves from the first convolution to the last; the functions of Table I, or "equal".
-    beta: the weight of the last convolution (1 / beta for the decreasing functions), where the first has 1; 50 for
-        untrained networks, 2 for trained ones.
-    relu_modifier: divide by the share of a layer's target gradient that is not exactly zero. Networks without ReLU
-        have hardly any such zeros, so it does nothing there.
-    Differs from the paper: it leaves open, and this decides, that a convolution's bias and the batch norm after it
-    take its weight, that projections are counted as they run, and that zeros are counted in the target. Networks
-    without convolutions, which it does not treat, have their linear layers counted.
+    weighting: how the weight changes from the first convolution to the last: a function of Table I, or "equal".
+    beta: the weight of the last convolution (1 / beta for the decreasing functions), >= 1; the first has weight 1. Use
+        50 for untrained networks, 2 for trained ones.
+    relu_modifier: divide a layer's weight by the fraction of its target gradient that is not exactly zero. Without ReLU
+        there are hardly any zeros, and it does nothing.
+    Differs from the paper, which leaves these open: a convolution's bias and the batch norm after it have its weight,
+    projections are counted in the order in which they run, zeros are counted in the target, and in networks without
+    convolutions the linear layers are counted.
     """
 
     scale_free: ClassVar[bool] = True
@@ -173,8 +172,8 @@ class LayerCosine(Objective):
 class SortedWasserstein(Objective):
     """The 1-D Wasserstein-1 distance between the values of the updates: the mean difference of sorted values.
 
-    It compares distributions and does not see where a value stands, so it needs another term beside it.
-    scope: "all", the values of all tensors together; "tensor", each tensor by itself, added up.
+    It compares distributions and ignores positions, so it needs another term beside it.
+    scope: "all", the values of all tensors together; "tensor", the sum over tensors.
     Reference: Ren, thesis, Eq. 3.4 (GRNN); its code computes the Euclidean norm instead.
     """
 
@@ -185,7 +184,7 @@ class SortedWasserstein(Objective):
 
     def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         vectors = _SCOPES[self.scope](target)
-        # The target itself is kept for its names and order alone.
+        # The target is kept for its names and their order.
         return {"target": target, "sorted": {name: vector.sort().values for name, vector in vectors.items()}}
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -194,20 +193,15 @@ class SortedWasserstein(Objective):
         return torch.stack(parts).sum()
 
 
-def _together(tensors: Params) -> dict[str, Tensor]:
-    return {"all": torch.cat([tensor.flatten() for tensor in tensors.values()])}
-
-
-def _apart(tensors: Params) -> dict[str, Tensor]:
-    return {name: tensor.flatten() for name, tensor in tensors.items()}
-
-
-_SCOPES: Mapping[str, Callable[[Params], dict[str, Tensor]]] = {"all": _together, "tensor": _apart}
+_SCOPES: Mapping[str, Callable[[Params], dict[str, Tensor]]] = {
+    "all": lambda tensors: {"all": torch.cat([tensor.flatten() for tensor in tensors.values()])},
+    "tensor": lambda tensors: {name: tensor.flatten() for name, tensor in tensors.items()},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sum(Objective):
-    """A weighted sum of objectives: pairs of a weight and an objective."""
+    """A weighted sum of objectives. terms: pairs of a weight and an objective."""
 
     terms: tuple[tuple[float, Objective], ...]
 
@@ -218,7 +212,7 @@ class Sum(Objective):
             raise ValueError(f"expected finite weights, got {[weight for weight, _ in self.terms]}")
 
     def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-        # Each term has copies of its own: a tracer takes one tensor in two places for one input.
+        # Each term has its own copies: tracing would merge a tensor that is given twice into one input.
         return {str(place): term.prepare(target, model, shape) for place, (_, term) in enumerate(self.terms)}
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -227,7 +221,7 @@ class Sum(Objective):
 
 
 def _directions(target: Params, weights: Mapping[str, float]) -> dict[str, Any]:
-    """The constants of the weighted cosine: alpha_i t_i / |t|_alpha by name, and alpha as one vector in that order."""
+    """The constants of the weighted cosine: alpha_i t_i / |t|_alpha by name, and alpha as a vector in that order."""
     length = math.sqrt(sum(weights[name] * float(squared_norm([tensor])) for name, tensor in target.items()))
     scale = 1 / length if length else 0.0
     example = next(iter(target.values()))
@@ -245,12 +239,12 @@ def _weighted_cosine(guess: Params, prepared: Prepared) -> Tensor:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """A square root whose derivative is finite at zero."""
+    """A square root with a finite derivative at zero."""
     return (squares + torch.finfo(squares.dtype).tiny).sqrt()
 
 
 def _check_target(target: Params, model: nn.Module) -> None:
-    """Raise UsageError unless the target is finite and its tensors are some of the model's, in shape."""
+    """Raise UsageError unless the target is finite and its names and shapes are the model's."""
     if not target:
         raise UsageError("expected an update with at least one tensor to match, got none; the defense withheld all")
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

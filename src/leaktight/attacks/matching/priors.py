@@ -1,7 +1,7 @@
-"""What images look like before any update is seen: penalties, pure functions of tensors.
+"""Penalties on unlikely images, as pure functions of tensors.
 
-Images are (N, C, H, W) in [0, 1]. Papers that normalise pixels outside the network measure total variation there, where
-differences are 1 / std (about 4) times as large as here; their weights for it are to be multiplied by that.
+Images are (N, C, H, W) in [0, 1]. Papers that normalise pixels outside the network have 1 / std (about 4) times larger
+differences; multiply their weights of total variation by that.
 """
 
 from __future__ import annotations
@@ -16,29 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, UsageError, require_above, require_at_least
 from leaktight.core.types import Params
 from leaktight.models.source import require_choice
 from leaktight.models.surgery import layer_inputs
 
-_EPSILON = 1e-8  # keeps roots differentiable where an image is flat
-
-
-def clip_box(images: Tensor) -> Tensor:
-    """The nearest images with pixels in [0, 1]."""
-    return images.clamp(0, 1)
+_EPSILON = 1e-8  # keeps roots differentiable where neighbouring pixels are equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePrior(ABC):
-    """A penalty that looks at the images alone."""
+    """A penalty on the images alone."""
 
     @abstractmethod
     def penalty(self, images: Tensor) -> Tensor:
         """How unlikely the images are, a 0-d tensor."""
 
 
-Form: TypeAlias = Literal["absolute_mean", "squared", "isotropic", "double_opponent"]
+VariationForm: TypeAlias = Literal["absolute_mean", "squared", "isotropic", "double_opponent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +43,20 @@ class TotalVariation(ImagePrior):
     form: "absolute_mean", mean |dx| + mean |dy| (Inverting Gradients);
         "squared", 2 (mean dx^2 + mean dy^2) (GRNN's code);
         "isotropic", the mean of (dx^2 + dy^2)^(1/2);
-        "double_opponent", the mean of (|dx|^p + |dy|^p)^q over the colours and their differences red - green,
-        red - blue and green - blue (Fishing, with p = 2 and q = 0.5). Images without three colours have no such
-        differences.
-    p, q: the exponents of "double_opponent".
-    Differs from published code: at the last row and column the missing difference counts as zero; there the image is
-    surrounded by black.
+        "double_opponent", the mean of (|dx|^p + |dy|^p)^q over the channels and, for colour images, red - green,
+        red - blue and green - blue (Fishing, with p = 2 and q = 0.5).
+    p, q: the exponents of "double_opponent", > 0.
+    Differs from published code: the difference beyond the last row and column is zero; there the image is surrounded by
+    black.
     """
 
-    form: Form = "absolute_mean"
+    form: VariationForm = "absolute_mean"
     p: float = 2.0
     q: float = 0.5
 
     def __post_init__(self) -> None:
         require_choice("form", self.form, _FORMS)
-        for name in ("p", "q"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"expected {name} > 0, got {value}")
+        require_above(0, p=self.p, q=self.q)
 
     def penalty(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or min(images.shape[2:]) < 2:
@@ -74,7 +65,7 @@ class TotalVariation(ImagePrior):
 
 
 def _differences(images: Tensor) -> tuple[Tensor, Tensor]:
-    """From each pixel to the next: along rows (N, C, H, W - 1), along columns (N, C, H - 1, W)."""
+    """Differences of neighbouring pixels: along rows (N, C, H, W - 1), along columns (N, C, H - 1, W)."""
     return images[..., :, 1:] - images[..., :, :-1], images[..., 1:, :] - images[..., :-1, :]
 
 
@@ -120,8 +111,8 @@ _FORMS: Mapping[str, Callable[[Tensor, TotalVariation], Tensor]] = {
 class L2Norm(ImagePrior):
     """Half the mean square of the normalised pixels, (x - centre) / spread.
 
-    GradInversion takes it of images that are normalised outside the network; here they are in [0, 1], and the
-    defaults stand for that normalisation. centre=0, spread=1 takes it of the pixels as they are.
+    GradInversion normalises images outside the network; here they are in [0, 1], and the defaults do the same.
+    centre=0, spread=1 is the mean square of the pixels.
     Reference: Yin et al., See through Gradients, CVPR 2021.
     """
 
@@ -131,8 +122,7 @@ class L2Norm(ImagePrior):
     def __post_init__(self) -> None:
         if not math.isfinite(self.centre):
             raise ValueError(f"expected a finite centre, got {self.centre}")
-        if not (math.isfinite(self.spread) and self.spread > 0):
-            raise ValueError(f"expected spread > 0, got {self.spread}")
+        require_above(0, spread=self.spread)
 
     def penalty(self, images: Tensor) -> Tensor:
         return 0.5 * ((images - self.centre) / self.spread).square().mean()
@@ -140,11 +130,10 @@ class L2Norm(ImagePrior):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """How far images are from those that several restarts agree on: |x - consensus|_2 / (H W).
+    """The distance of images from the consensus of several restarts: |x - consensus|_2 / (H W).
 
     Reference: Yin et al., See through Gradients, CVPR 2021.
-    Differs from the paper: the consensus is whatever is passed in (GIAS: the mean over the restarts), not an image
-    registered to it.
+    Differs from the paper: the consensus is the tensor given (the mean over restarts), not a registered image.
     """
 
     def penalty(self, images: Tensor, consensus: Tensor) -> Tensor:
@@ -154,23 +143,22 @@ class GroupConsistency:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormStatistics:
-    """How far the batch's statistics are from the known ones, summed over the layers of batch norm:
+    """The distance of the batch's statistics from the running ones, summed over the batch-norm layers:
 
-    |mean - running mean|_2 + |variance - running variance|_2 of what enters the layer, per channel; the variance is
-    the biased one.
-    first_layer_weight: the factor of the layer that runs first.
+    |mean - running mean|_2 + |variance - running variance|_2 of the layer's inputs, by channel, with biased variance.
+    first_layer_weight: the factor of the layer that runs first, >= 0.
     Reference: Yin et al., See through Gradients, CVPR 2021.
     """
 
     first_layer_weight: float = 10.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.first_layer_weight) and self.first_layer_weight >= 0):
-            raise ValueError(f"expected first_layer_weight >= 0, got {self.first_layer_weight}")
+        require_at_least(0, first_layer_weight=self.first_layer_weight)
 
     def penalty(self, inputs: Tensor, model: nn.Module, params: Params, buffers: Params) -> Tensor:
-        """`buffers` holds the known statistics. The model runs in the mode that it is in; under `torch.func` in
-        training mode it must be one of `batch_statistics`. Nothing given is changed.
+        """The penalty, a 0-d tensor. buffers: with the running statistics. No argument is changed.
+
+        The model runs in its present mode; in training mode under `torch.func` it must come from `batch_statistics`.
         """
         entered = layer_inputs(model, params, buffers, inputs, (_BatchNorm,))
         if not entered:
@@ -192,6 +180,6 @@ def _deviation(values: Tensor, name: str, buffers: Params) -> Tensor:
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    """The Euclidean norm over all elements; its derivative at zero is zero."""
+    """The Euclidean norm of all elements; its derivative at zero is zero."""
     norm: Tensor = torch.linalg.vector_norm(tensor)
     return norm

@@ -1,4 +1,4 @@
-"""The loss of a guess as a pure function of tensors, and where restarts begin: what optimisers minimise."""
+"""The matching loss as a problem for an optimiser."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Joint
 from leaktight.attacks.matching.objectives import Objective
 from leaktight.attacks.matching.priors import BatchNormStatistics, GroupConsistency, ImagePrior
-from leaktight.attacks.matching.sought import Form
+from leaktight.attacks.matching.sought import SearchSpace
 from leaktight.attacks.matching.view import Evidence, taken
-from leaktight.attacks.optimizers.optimizer import Problem
-from leaktight.attacks.optimizers.trees import Tree
+from leaktight.attacks.optimizers.optimizer import Problem, Tree
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch
 from leaktight.models.surgery import mode_of
@@ -28,35 +27,35 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True, kw_only=True)
 class MatchingProblem(Problem):
-    """Examples whose update comes close to the observed one.
+    """The distance between the update of a guess and the observed one, with the priors.
 
-    evidence: what is matched. form: what is unknown. objective: the distance between updates (None: it is not looked
-    at). priors: pairs of weight and prior. labels: how labels are known, or `Joint` where they are searched for.
+    evidence: the observed updates. space: the variables. objective: the distance; None to ignore the updates.
+    priors: pairs of a weight and a prior. labels: the strategy that inferred the labels, or `Joint` to search for them.
     """
 
     evidence: Evidence
-    form: Form
+    space: SearchSpace
     objective: Objective | None
     priors: tuple[tuple[float, Prior], ...]
     labels: LabelStrategy | Joint
 
     def start(self, rng: Rng) -> Tree:
-        variables = dict(self.form.draw(rng))
+        variables = dict(self.space.draw(rng))
         if isinstance(self.labels, Joint):
-            variables |= self.form.draw_labels(self.labels, rng.child("labels"))
+            variables |= self.space.draw_labels(self.labels, rng.child("labels"))
         for place, (_, view, _) in enumerate(self.evidence.views):
             for name, unknown in view.unknowns.items():
                 variables[_unknown(place, name)] = unknown.draw(rng.child("unknown", place, name)).to(self.precision)
         return variables
 
     def loss(self, variables: Tree, group: Tree, constants: Tree, share: Tensor | None = None) -> Tensor:
-        form, own = self.form, constants["sought"]
-        images = form.images(variables, own)
-        labels = constants["labels"] if "labels" in constants else form.label_logits(variables, own).softmax(1)
+        space, own = self.space, constants["sought"]
+        images = space.images(variables, own)
+        labels = constants["labels"] if "labels" in constants else space.label_logits(variables, own).softmax(1)
         terms = [weight * self._penalty(prior, images, constants) for weight, prior in self.priors]
-        unlikely = form.penalty(variables, own)
-        if unlikely is not None:
-            terms.append(unlikely)
+        penalty = space.penalty(variables, own)
+        if penalty is not None:
+            terms.append(penalty)
         if self.objective is not None:
             for number, (weight, view, places) in enumerate(self.evidence.views):
                 tensors = constants["views"][number]
@@ -79,37 +78,37 @@ class MatchingProblem(Problem):
             return prior.penalty(images, view.trainer.model, tensors["params"], tensors["buffers"])
 
     def confined(self, variables: Tree) -> Tree:
-        return self.form.confined(variables)
+        return self.space.confined(variables)
 
     @property
     def boxed(self) -> int:
-        return self.form.boxed
+        return self.space.boxed
 
     def noisy(self) -> Tree:
-        return self.form.draw(self.rngs[0])
+        return self.space.draw(self.rngs[0])
 
     def common(self, bests: Sequence[Tree], pull: float) -> Tree:
         mean = torch.stack([self.images(each) for each in bests]).mean(0)
         return {"consensus": mean, "pull": mean.new_tensor(pull)}
 
     def images(self, variables: Tree) -> Tensor:
-        """The images that these variables stand for."""
+        """The images (N, C, H, W) of these variables."""
         with torch.no_grad():
-            return self.form.images(variables, self.constants["sought"])
+            return self.space.images(variables, self.constants["sought"])
 
     def guess(self, variables: Tree) -> Batch:
-        """The examples that these variables stand for, images in float32."""
+        """The examples of these variables, images in float32."""
         images = self.images(variables).detach().to(torch.float32)
         if "labels" in self.constants:
             return Batch(images, self.constants["labels"])
         with torch.no_grad():
-            return Batch(images, self.form.label_logits(variables, self.constants["sought"]).argmax(1))
+            return Batch(images, self.space.label_logits(variables, self.constants["sought"]).argmax(1))
 
 
-def constants_of(evidence: Evidence, form: Form, objective: Objective | None) -> Tree:
-    """The tensors that a loss needs and that never change."""
+def constants_of(evidence: Evidence, space: SearchSpace, objective: Objective | None) -> Tree:
+    """The fixed tensors of the matching loss."""
     fixed: Tree = {
-        "sought": form.constants,
+        "sought": space.constants,
         "views": [
             {
                 "params": dict(view.params),
@@ -126,5 +125,5 @@ def constants_of(evidence: Evidence, form: Form, objective: Objective | None) ->
 
 
 def _unknown(view: int, name: str) -> str:
-    """The name of a view's unknown among the variables of a search."""
+    """The name of an unknown of a view among the variables."""
     return f"{view}:{name}"

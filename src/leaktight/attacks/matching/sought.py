@@ -1,26 +1,28 @@
-"""What a search moves, and the examples that it stands for: pixels here; a generator's weights or latents elsewhere."""
+"""What a search moves in place of the examples: pixels here; the latents or weights of a generator in `generative`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from leaktight.attacks.labels.rules import Joint
-from leaktight.attacks.matching.initial import Noise, Start
 from leaktight.attacks.matching.view import Evidence
-from leaktight.attacks.optimizers.trees import Tree
+from leaktight.attacks.optimizers.optimizer import Tree
+from leaktight.core.errors import require_at_least
 from leaktight.core.rng import Rng
+from leaktight.models.source import require_choice
 
 
-class Form(ABC):
-    """What is unknown, as tensors by name that a search moves.
+class SearchSpace(ABC):
+    """The variables of a search for given evidence, and the examples that they stand for.
 
-    constants: tensors that never change in a search, shared by its restarts. A traced function takes them as inputs, so
-    whatever a form computes with belongs here, and not in its other attributes.
+    constants: fixed tensors, shared by all restarts. A traced function takes them as inputs, so every tensor that
+    `images`, `label_logits` and `penalty` compute with must be here and not in another attribute.
     """
 
     def __init__(self, evidence: Evidence, precision: torch.dtype, constants: Tree | None = None) -> None:
@@ -31,68 +33,155 @@ class Form(ABC):
 
     @abstractmethod
     def draw(self, rng: Rng) -> Tree:
-        """Tensors by name: where a restart begins."""
+        """The variables at the start of a restart."""
 
     @abstractmethod
     def images(self, variables: Tree, constants: Tree) -> Tensor:
-        """The images (N, C, H, W) that these variables stand for: a pure function of tensors."""
+        """The images (N, C, H, W) of these variables, a pure function of tensors."""
 
     def draw_labels(self, labels: Joint, rng: Rng) -> Tree:
-        """More variables, for a search that finds labels too."""
+        """The variables of the labels at the start, if labels are searched for."""
         return {"labels": labels.draw(self.shape[0], self.num_classes, rng.public()).to(self.precision)}
 
     def label_logits(self, variables: Tree, constants: Tree) -> Tensor:
-        """The labels (N, C) that these variables stand for, where labels are searched."""
+        """The logits (N, classes) of the labels, if labels are searched for."""
         logits: Tensor = variables["labels"]
         return logits
 
     def confined(self, variables: Tree) -> Tree:
-        """The nearest variables that are allowed; asked after every step of a first-order search."""
+        """The nearest allowed variables; applied after every first-order step."""
         return variables
 
     @property
     def boxed(self) -> int:
-        """How many entries, from the first on, L-BFGS with a line search keeps in [0, 1]."""
+        """How many of the first entries L-BFGS with a line search keeps in [0, 1]."""
         return 0
 
     def penalty(self, variables: Tree, constants: Tree) -> Tensor | None:
-        """How unlikely the variables themselves are, a 0-d tensor; None where nothing is known about that."""
+        """How unlikely the variables are, a 0-d tensor; None if there is no such term."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sought(ABC):
-    """A way to stand for examples.
+    """Settings of a search space.
 
-    abreast: whether several searches gain by being one function under vmap; not where each moves more than caches hold.
+    abreast: whether vmap over restarts can save time; not if a restart moves more numbers than fit into a cache.
     """
 
     abreast: ClassVar[bool] = True
 
     @abstractmethod
-    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
-        """The unknown of this evidence. rng: for what a victim's restarts share."""
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
+        """The search space for this evidence. rng: for constants that all restarts share."""
 
     def again(self, images: Tensor) -> Sought:
-        """The same for another search of the same victim, from these images where that is possible."""
+        """The settings for another search on the same evidence; it starts at these images if that is possible."""
         return self
+
+
+Distribution: TypeAlias = Literal["normal", "standard_normal", "uniform"]
+
+DISTRIBUTIONS: Mapping[str, Callable[[tuple[int, ...], Generator], Tensor]] = {
+    "normal": lambda shape, generator: 0.5 + 0.25 * torch.randn(shape, generator=generator),
+    "standard_normal": lambda shape, generator: torch.randn(shape, generator=generator),
+    "uniform": lambda shape, generator: torch.rand(shape, generator=generator),
+}
+"""Distributions of the first pixels.
+
+normal: N(0.5, 0.25^2), as in Inverting Gradients: N(0, 1) after a normalisation with mean 0.5 and standard deviation
+0.25, about that of CIFAR and ImageNet. The 5 % outside [0, 1] are not clamped, as they would all start on the border;
+an attack with a box clips after its first step. standard_normal: N(0, 1), as in DLG, whose networks do not normalise.
+uniform: U(0, 1). All are drawn on the CPU in float32, so that a seed gives the same start on every device.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(ABC):
+    """How the first images are chosen. Images are in [0, 1]; normalisation is part of the network."""
+
+    @abstractmethod
+    def draw(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        """Images of `shape` (N, C, H, W)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Start):
+    """Independent pixels. distribution: one of `DISTRIBUTIONS`."""
+
+    distribution: Distribution = "normal"
+
+    def __post_init__(self) -> None:
+        require_choice("distribution", self.distribution, DISTRIBUTIONS)
+
+    def draw(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        return DISTRIBUTIONS[self.distribution](shape, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patterned(Start):
+    """A small square of noise per image, tiled from the top left corner and cut off at the edges.
+
+    patch: the side of the square; CPL has 16 with "uniform" (2x2 tiles for 32x32), Fishing 4 with "normal".
+    Reference: Wei et al., A Framework for Evaluating Client Privacy Leakages in Federated Learning, ESORICS 2020.
+    """
+
+    patch: int = 16
+    distribution: Distribution = "uniform"
+
+    def __post_init__(self) -> None:
+        require_choice("distribution", self.distribution, DISTRIBUTIONS)
+        require_at_least(1, patch=self.patch)
+
+    def draw(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        count, channels, height, width = shape
+        square = DISTRIBUTIONS[self.distribution]((count, channels, self.patch, self.patch), generator)
+        tiles = (-(-height // self.patch), -(-width // self.patch))
+        return square.tile(tiles)[..., :height, :width].contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grey(Start):
+    """The same grey `level`, in [0, 1], everywhere. Nothing is random, so all restarts are equal.
+
+    Images with the same label stay equal throughout the search, as their gradients are equal.
+    """
+
+    level: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.level <= 1:
+            raise ValueError(f"expected level in [0, 1], got {self.level}")
+
+    def draw(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        return torch.full(shape, self.level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _From(Start):
+    """Start at these images."""
+
+    images: Tensor
+
+    def draw(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
+        return self.images.reshape(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels(Sought):
-    """The images themselves. start: the first ones. box: keep pixels in [0, 1]."""
+    """The images themselves. start: how the first ones are chosen. box: keep pixels in [0, 1]."""
 
     start: Start = Noise()
     box: bool = True
 
-    def form(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> Form:
-        return _PixelForm(self, evidence, precision)
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
+        return _PixelSpace(self, evidence, precision)
 
     def again(self, images: Tensor) -> Sought:
         return replace(self, start=_From(images=images))
 
 
-class _PixelForm(Form):
+class _PixelSpace(SearchSpace):
     def __init__(self, settings: Pixels, evidence: Evidence, precision: torch.dtype) -> None:
         super().__init__(evidence, precision)
         self.settings = settings
@@ -110,13 +199,3 @@ class _PixelForm(Form):
     @property
     def boxed(self) -> int:
         return torch.Size(self.shape).numel() if self.settings.box else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _From(Start):
-    """Begin at these images."""
-
-    images: Tensor
-
-    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return self.images.reshape(shape)

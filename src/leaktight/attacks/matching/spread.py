@@ -1,7 +1,7 @@
-"""How restarts are spread: side by side under vmap, over processes, or in turn.
+"""Chooses how restarts run: as one function under vmap, in processes, or one after another.
 
-All ways find the same, up to the rounding of floats: every restart has random streams of its own and ends by itself.
-Only a network that draws random numbers itself (dropout) comes out differently.
+The result is the same up to rounding: every restart has its own random streams and ends by itself. Only with a network
+that draws random numbers (dropout) does it differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORTH_SECONDS = 10.0  # starting processes takes some seconds
 
 @dataclass(frozen=True)
 class Workload:
-    """Restarts of so many steps each. abreast: whether vmap can help them. separable: whether processes can."""
+    """The restarts of a search. steps: of each. abreast: whether vmap is possible. separable: whether processes are."""
 
     restarts: int
     steps: int
@@ -36,7 +36,7 @@ class Workload:
 
 
 def choose(load: Workload, evidence: Evidence, parallel: Parallel, workers: int) -> tuple[Parallel, int]:
-    """The way to spread the work, and the number of processes. parallel: what was asked for. workers: at most."""
+    """How to run the restarts, and in how many processes. parallel: the setting. workers: the most processes."""
     if load.restarts == 1 or parallel == "none":
         return "none", 1
     if parallel == "processes":
@@ -54,7 +54,7 @@ def choose(load: Workload, evidence: Evidence, parallel: Parallel, workers: int)
 
 
 def flops_of(evidence: Evidence) -> float:
-    """What one forward pass over all examples of a guess costs, with every simulated step."""
+    """The floating-point operations of the forward passes of one loss, over all views and simulated steps."""
     total = 0.0
     for _, view, places in evidence.views:
         model = view.trainer.model

@@ -1,7 +1,7 @@
-"""What is matched: which quantity the attacker computes from its guess, and what it is compared with.
+"""What the attacker computes from its guess, and what it compares that with.
 
-A gradient update is compared with the gradient of the guess. A model change after several local steps is either
-simulated, step by step, by the clients' own routine (`fl.local.local_update`), or taken for the gradient of one batch.
+A gradient update is compared with the gradient of the guess. A model change after several local steps is simulated
+step by step with the clients' own routine (`fl.local.local_update`), or treated as the gradient of one batch.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from leaktight.core.types import Batch, Observation, Params, Update
 from leaktight.fl.local import Trainer, local_update, loss_and_gradient, silent
 from leaktight.models.surgery import batch_statistics, mode_of
 
-_NO_RNG = Rng(0)  # an attacker's model of a defense draws nothing
+_NO_RNG = Rng(0)  # never used: an attacker's model of a defense draws no random numbers
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something of the client's, beside its examples, that is searched for: start + spread N(0, 1) at first."""
+    """A private tensor of the client that is searched for beside its examples; it starts at start + spread N(0, 1)."""
 
     start: Tensor
     spread: float = 0.0
 
     def draw(self, rng: Rng) -> Tensor:
-        """Where a restart begins."""
+        """The value at the start of a restart."""
         noise = torch.randn(self.start.shape, generator=rng.public(), dtype=torch.float64)
         return self.start + self.spread * noise.to(self.start)
 
 
 @dataclass(frozen=True)
 class View:
-    """One observed update in a form that can be matched.
+    """One observed update, prepared for matching.
 
-    trainer: with the attacker's own model of a defense, if it has one: hooks that are pure functions of tensors.
-    buffers: with the parameters that are not trained. target: what the guess has to come close to.
-    steps: for every simulated step the places of its examples among those behind the update, and its learning rate;
-    empty where the gradient of all of them is matched. notes: what the attacker assumed.
-    weights: factors on the entries of guess and target before they are compared; 1 for a tensor that is not named.
-    unknowns: what is searched for beside the images. One with the name of a buffer takes that buffer's place; all of
-    them are the state of the trainer's defense.
-    annealed: buffers that fall in equal factors from one value to another as the search goes on.
+    trainer: how the update of a guess is computed; its defense is the attacker's model of the client's, whose hooks are
+    pure functions of tensors. params, buffers: of the model that was sent; buffers include untrained parameters.
+    target: the tensors that the update of the guess is compared with.
+    steps: for every simulated step the indices of its examples and its learning rate; empty to match one gradient.
+    notes: what the attacker assumed.
+    weights: factors on the entries of guess and target, by name; 1 for the rest.
+    unknowns: tensors to search for beside the images. One named like a buffer replaces that buffer; all of them are the
+    state of the trainer's defense.
+    annealed: buffers that fall exponentially from the first value to the second during the search.
     """
 
     trainer: Trainer
@@ -67,7 +68,7 @@ class View:
     def guess(
         self, images: Tensor, labels: Tensor, params: Params, buffers: Params, unknowns: Params | None = None
     ) -> Params:
-        """The update that these examples would have caused: a pure function of tensors."""
+        """The update that a client with these examples would send, a pure function of tensors."""
         state = unknowns or {}
         buffers = {name: state.get(name, tensor) for name, tensor in buffers.items()} if state else buffers
         defense = self.trainer.defense
@@ -88,7 +89,7 @@ class View:
         return defense.on_update(update, result.state, rng=_NO_RNG, report=silent)[0].tensors
 
     def buffers_at(self, share: Tensor | None, buffers: Params) -> Params:
-        """The buffers when so much of the search is done, a 0-d tensor; None: at its end. buffers: those of the end."""
+        """The buffers at a fraction of the search, a 0-d tensor; None for its end. buffers: those at the end."""
         if share is None or not self.annealed:
             return buffers
         moving = {name: first * (share * math.log(last / first)).exp() for name, (first, last) in self.annealed.items()}
@@ -96,16 +97,16 @@ class View:
 
     @property
     def precision(self) -> torch.dtype:
-        """Of the attacker's computations."""
+        """The floating-point type of the computation."""
         return next(iter(self.params.values())).dtype
 
     @property
     def starts(self) -> Params:
-        """The middle of where the unknowns begin."""
+        """The mean initial value of every unknown."""
         return {name: unknown.start for name, unknown in self.unknowns.items()}
 
     def weighted(self, tensors: Params, weights: Params) -> Params:
-        """The tensors as they are compared. weights: those of the view, as the search holds them."""
+        """The tensors times these weights, by name."""
         if not weights:
             return tensors
         return {name: tensor * weights[name] if name in weights else tensor for name, tensor in tensors.items()}
@@ -113,9 +114,10 @@ class View:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is to be explained, and by what: `num_examples` images of `shape`, with these labels if they are known.
+    """All updates that one search matches.
 
-    views: each with a weight, and the places of its examples among all.
+    views: for each update a weight, the view, and the indices of its examples among all that are searched for.
+    labels: (num_examples,), or None if they are searched for. shape: of one image.
     """
 
     views: Sequence[tuple[float, View, tuple[int, ...]]]
@@ -127,13 +129,13 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched(ABC):
-    """A way to explain an update by examples."""
+    """How the update of a guess is computed and compared."""
 
     def view(self, seen: Observation, num_examples: int, precision: torch.dtype, *, needs_scale: bool) -> View:
-        """Prepare an observation. needs_scale: whether the objective tells a gradient from a multiple of it."""
+        """Prepare an observation. needs_scale: whether the objective depends on the length of the update."""
         broken = first_non_finite(seen.update.tensors)
         if broken is not None:
-            raise UsageError(f"the observed update of {broken!r} is not finite; there is nothing to match")
+            raise UsageError(f"expected a finite update, got NaN or infinity in {broken!r}; it cannot be matched")
         _check_names(seen)
         notes = [] if seen.mode else ["batch normalisation in training mode"]
         mode = seen.mode or "train"
@@ -153,12 +155,12 @@ class Matched(ABC):
 
     @abstractmethod
     def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
-        """Complete the view of a model change."""
+        """Complete the view of a model change. local: the client's training; None if it is not disclosed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around(Matched):
-    """Match as `inner` does, with its view changed."""
+    """Match as `inner` does, after a change to its view."""
 
     inner: Matched
 
@@ -175,9 +177,9 @@ class Around(Matched):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation(Matched):
-    """Repeat the client's local training on the guess and compare the changes.
+    """Run the client's local training on the guess and compare the model changes.
 
-    Batches are taken in a fixed order, the same in every epoch; the client's own order is unknown.
+    Batches have a fixed order, the same in every epoch; the client's own order is unknown.
     Reference: Geiping et al. 2020 (Inverting Gradients), section 6.
     Assumes: the client's local training, momentum, weight decay and learning rate included.
     """
@@ -198,13 +200,13 @@ class Simulation(Matched):
 
 @dataclass(frozen=True, kw_only=True)
 class OneBatch(Matched):
-    """Take the change for one step on one batch of all examples.
+    """Treat the change as one step on one batch of all examples.
 
-    scale: the gradient is -change / (learning rate x steps) as the "mean" over the local steps, or
-    -change / learning rate as AGIC's "sum"; the same to an objective that does not see the scale.
+    scale: "mean", the gradient is -change / (learning rate x steps); "sum", -change / learning rate (AGIC). A
+    scale-free objective does not distinguish them.
     Reference: Xu et al. 2022 (AGIC), equation 4; the mean as in Geng et al. 2021.
-    Assumes: parameters that hardly move in a round, plain SGD. Without the local training the scale is unknown, and
-    only an objective that does not see it can be used.
+    Assumes: parameters that hardly move in a round, plain SGD. If the local training is not disclosed the scale is
+    unknown, and the objective must be scale-free.
     """
 
     scale: Literal["mean", "sum"] = "mean"
@@ -225,12 +227,12 @@ class OneBatch(Matched):
 
 
 def taken(tensor: Tensor, places: tuple[int, ...]) -> Tensor:
-    """The rows at these places; all of them in order are the tensor itself, without a copy in every iteration."""
+    """The rows with these indices; for all rows in order, the tensor itself, which saves a copy."""
     return tensor if places == tuple(range(len(tensor))) else tensor[list(places)]
 
 
 def cast(tensors: Params, precision: torch.dtype) -> dict[str, Tensor]:
-    """Copies, floating-point ones in the attacker's precision."""
+    """Copies of the tensors, floating-point ones in `precision`."""
     return {
         name: tensor.detach().to(precision, copy=True) if tensor.is_floating_point() else tensor.detach().clone()
         for name, tensor in tensors.items()
@@ -243,6 +245,6 @@ def _check_names(seen: Observation) -> None:
         if known is None or known.shape != tensor.shape:
             got = "no such parameter" if known is None else f"{tuple(known.shape)}"
             raise UsageError(
-                f"the update has {name!r} of shape {tuple(tensor.shape)}, the model has {got}; "
-                "they do not belong together"
+                f"expected an update of the model, got {name!r} of shape {tuple(tensor.shape)}, of which the model has "
+                f"{got}"
             )

@@ -1,4 +1,4 @@
-"""Bayesian search in a trust region: a Gaussian process of the losses says where a lower one is likely."""
+"""Bayesian optimisation in a trust region: a Gaussian process predicts where the loss is lower."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from leaktight.attacks.optimizers.derivative_free import DerivativeFree, Dialogue, Points
+from leaktight.core.errors import require_above, require_at_least
 from leaktight.core.rng import Rng
 
-_LONGEST, _FIRST, _SHORTEST = 1.6, 0.8, 0.5**7  # sides of the region, in units of the box (TuRBO)
-_ROW = 3  # successes before it grows
-_MOVED = 20  # coordinates in which a proposal differs from the best point, about
+_LONGEST, _FIRST, _SHORTEST = (
+    1.6,
+    0.8,
+    0.5**7,
+)  # sides of the region, as in TuRBO
+_SUCCESSES = 3  # in a row, before the region grows
+_MOVED = 20  # approximate number of coordinates in which a proposal differs from the best point
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bayesian(DerivativeFree):
-    """TuRBO-1: points are chosen by expected improvement in a box around the best one, which grows and shrinks.
+    """TuRBO-1: points are chosen by expected improvement in a region around the best one, which grows and shrinks.
 
-    box: every coordinate is in [-box, box]. first: points before the process is fitted. batch: points of an iteration.
-    memory: the points nearest to the best that the process is fitted to; the time of a fit grows with its cube.
-    proposals: points among which each batch is chosen.
+    box: every coordinate is in [-box, box], > 0. first: points before the process is fitted. batch: points in an
+    iteration. memory: how many of the points nearest to the best the process is fitted to; the time of a fit grows with
+    the cube of it. proposals: points from which each batch is chosen. All of these are >= 2.
     Reference: Eriksson et al., Scalable Global Optimization via Local Bayesian Optimization, NeurIPS 2019.
     Differs from the paper: expected improvement in place of Thompson sampling; one length scale for all coordinates.
     """
@@ -37,11 +42,8 @@ class Bayesian(DerivativeFree):
     proposals: int = 1000
 
     def __post_init__(self) -> None:
-        if not self.box > 0:
-            raise ValueError(f"expected box > 0, got {self.box}")
-        for name in ("first", "batch", "memory", "proposals"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"expected {name} >= 2, got {getattr(self, name)}")
+        require_above(0, box=self.box)
+        require_at_least(2, first=self.first, batch=self.batch, memory=self.memory, proposals=self.proposals)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -52,7 +54,7 @@ class Bayesian(DerivativeFree):
 
 
 class _Region(Dialogue):
-    """Points are kept in the unit cube."""
+    """The trust region; its points are kept in the unit cube."""
 
     def __init__(self, settings: Bayesian, size: int, rng: Rng) -> None:
         self.settings, self.size = settings, size
@@ -76,9 +78,9 @@ class _Region(Dialogue):
         self.losses = np.concatenate([self.losses, losses])
 
     def _judge(self, better: bool) -> None:
-        """Grow the region after a row of successes, shrink it after a row of failures."""
+        """Grow the region after several successes in a row, shrink it after several failures."""
         self.successes, self.failures = (self.successes + 1, 0) if better else (0, self.failures + 1)
-        if self.successes >= _ROW:
+        if self.successes >= _SUCCESSES:
             self.side, self.successes = min(2 * self.side, _LONGEST), 0
         elif self.failures >= self.patience:
             self.side, self.failures = self.side / 2, 0
@@ -99,7 +101,7 @@ class _Region(Dialogue):
         kernel = ConstantKernel() * Matern(length_scale=1.0, nu=2.5) + WhiteKernel(1e-3)
         process = GaussianProcessRegressor(kernel)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel was reached, which is all right
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a kernel parameter is at its bound: harmless
             process.fit(self.points[near], (values - values.mean()) / spread)
         mean, deviation = process.predict(proposals, return_std=True)
         gain = (values.min() - values.mean()) / spread - mean

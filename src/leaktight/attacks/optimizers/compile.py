@@ -1,7 +1,6 @@
-"""How a pure function of tensors is run: as it is, as a traced graph, or compiled.
+"""Runs a pure function of tensors eagerly, as a traced graph, or compiled. All three give the same step.
 
-The double backward of a convolution computes weight gradients that nobody uses. A traced graph lets dead code be
-dropped, which plain execution cannot do. All backends give the same step.
+The double backward of a convolution computes weight gradients that are not needed; a traced graph leaves them out.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 _PASS_THROUGH = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 _TRIALS = 3
-_CLEARLY = 1.2
+_CLEARLY_FASTER = 1.2
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """A function ready to be called again and again with tensors of the same shapes.
+    """A function prepared for repeated calls with tensors of the same shapes.
 
-    onednn: whether the convolutions of oneDNN are used; the flag is the same at compile and at run time.
+    onednn: whether convolutions use oneDNN, both when it is compiled and when it runs.
     """
 
     function: Function
@@ -44,17 +43,17 @@ class Runnable:
 def make_runnable(
     function: Function, example: Sequence[Tensor], backend: Backend, onednn: bool | None = None
 ) -> Runnable:
-    """Prepare `function` for tensors like those of `example`, which stays untouched.
+    """Prepare `function` for tensors of the shapes of `example`, which is not changed.
 
-    What cannot be traced runs eagerly, with a warning that says why. Small convolutions are often faster without
-    oneDNN: a few timed calls decide, unless `onednn` does. The two differ in the last bits of their results.
+    A function that cannot be traced runs eagerly, with a warning that says why. Small convolutions are often faster
+    without oneDNN: with `onednn` None a few timed calls decide. The results of the two differ in the last bits.
     """
-    inputs = [tensor.detach().clone() for tensor in example]  # tracing tells inputs apart by identity
+    inputs = [tensor.detach().clone() for tensor in example]  # tracing distinguishes inputs by identity
     if backend == "eager":
         return _choose(function, inputs, backend, onednn)
     try:
         graph = _traced(function, inputs)
-    except Exception as error:  # tracing fails in as many ways as there are networks
+    except Exception as error:  # tracing can fail with any kind of error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(f"this network cannot be traced and runs eagerly ({reason})", stacklevel=2)
         return _choose(function, inputs, "eager", onednn)
@@ -67,11 +66,11 @@ def make_runnable(
 
 
 def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
-    """The graph of `function`, without what nobody uses, what is computed twice, and what changes nothing.
+    """The graph of `function` without dead code, repeated computations and identities.
 
-    Operations in place are replaced first: they would be kept, used or not.
+    In-place operations are replaced first, as dead ones would be kept.
     """
-    # Slow to import; an attack traces a few times.
+    # Imported here because they are slow to import.
     from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -88,7 +87,7 @@ def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    """Whether a node gives its input back: an alias, a first power, a sum over one element, an expansion to itself."""
+    """Whether a node returns its input: an alias, a first power, a sum over one element, an expansion to its size."""
     if node.target in _PASS_THROUGH:
         return True
     if node.target is torch.ops.aten.pow.Tensor_Scalar:
@@ -102,7 +101,7 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _drop_unused_gradients(graph: fx.GraphModule) -> None:
-    """Tell every convolution's backward to compute only those of its three gradients that somebody uses."""
+    """Make every convolution's backward compute only those of its three gradients that are used."""
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.aten.convolution_backward.default:
             used = {user.args[1] for user in node.users}
@@ -111,17 +110,17 @@ def _drop_unused_gradients(graph: fx.GraphModule) -> None:
 
 
 def _choose(function: Function, inputs: Sequence[Tensor], backend: Backend, onednn: bool | None) -> Runnable:
-    """With oneDNN or without; left open, without it only where that is clearly faster, so that the choice is stable."""
+    """With oneDNN or without; if `onednn` is None, without it only if clearly faster, so that the choice is stable."""
     usual, other = Runnable(function, backend, True), Runnable(function, backend, False)
     if onednn is not None:
         return usual if onednn else other
     turns = [[_seconds(candidate, inputs) for candidate in (usual, other)] for _ in range(_TRIALS)]
     with_it, without = (min(seconds) for seconds in zip(*turns, strict=True))
-    return other if with_it > _CLEARLY * without else usual
+    return other if with_it > _CLEARLY_FASTER * without else usual
 
 
 def _seconds(candidate: Runnable, inputs: Sequence[Tensor]) -> float:
-    start = time.process_time()  # a machine that is busy with other things must not decide
+    start = time.process_time()  # not wall time: other processes must not influence the choice
     candidate(*inputs)
     return time.process_time() - start
 

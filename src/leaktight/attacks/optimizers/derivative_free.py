@@ -1,6 +1,6 @@
-"""Search without derivatives: an optimiser asks for the losses of some points, is told them, and asks again.
+"""Search without derivatives: an optimiser proposes points, gets their losses, and proposes again.
 
-All points of a question are evaluated side by side, by one traced function.
+The proposed points are evaluated side by side by one traced function.
 """
 
 from __future__ import annotations
@@ -19,46 +19,55 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import Runnable, make_runnable
-from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
-from leaktight.attacks.optimizers.trees import Layout, Tree, vector
-from leaktight.core.errors import LeaktightError
+from leaktight.attacks.optimizers.optimizer import (
+    Candidate,
+    Layout,
+    Monitor,
+    OnStep,
+    Optimizer,
+    Problem,
+    SearchResult,
+    Tree,
+    vector,
+)
+from leaktight.core.errors import LeaktightError, require_above, require_at_least
 from leaktight.core.rng import Rng
 
 Points: TypeAlias = NDArray[np.float64]
-"""(K, D): K points to look at. Losses are (K,)."""
+"""(K, D): K points of D coordinates. Their losses are (K,)."""
 
-_HOPELESS = 1e30  # stands for a loss that is no number
+_HOPELESS = 1e30  # in place of a loss that is not finite
 _ABREAST = 8
-"""Points that one call evaluates; fixed, so that no bit depends on how many are asked for.
+"""Points that one call evaluates; fixed, so that no result depends on how many are proposed.
 
 With a DCGAN of 64x64 pixels a point took 13.8 ms alone, 6.4 among 8, 5.8 among 16 (LeNet); 47, 32 and 31 (ResNet-20).
 """
 
 
 class Dialogue(ABC):
-    """An optimiser at work on one search."""
+    """The state of an optimiser in one restart."""
 
     @abstractmethod
     def ask(self) -> Points:
-        """Points whose losses it wants to know."""
+        """The points to evaluate next, (K, D)."""
 
     @abstractmethod
     def tell(self, points: Points, losses: Points) -> None:
-        """The losses of the points that it asked for; all finite."""
+        """Receive the losses of the points of `ask`, all finite."""
 
     @property
     def done(self) -> bool:
-        """Whether it has nothing left to ask."""
+        """Whether the optimiser has converged."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DerivativeFree(Optimizer):
-    """An optimiser that sees losses alone."""
+    """An optimiser that uses losses and no gradients."""
 
     @abstractmethod
     def begin(self, start: Points, *, rng: Rng) -> Dialogue:
-        """A search from `start`, (D,)."""
+        """Begin a restart at `start`, (D,)."""
 
     def minimize(self, problem: Problem, on_step: OnStep | None = None) -> SearchResult:
         settings = problem.settings
@@ -95,7 +104,7 @@ class DerivativeFree(Optimizer):
     ) -> Candidate:
         settings = problem.settings
         best = vector(problem.start(rng))
-        lowest, evaluations, watch = math.inf, 0, Watch(settings)
+        lowest, evaluations, monitor = math.inf, 0, Monitor(settings)
         dialogue = self.begin(best.to(torch.float64).numpy(), rng=rng.child("ask"))
         for iteration in range(1, settings.iterations + 1):
             asked = dialogue.ask()
@@ -108,16 +117,16 @@ class DerivativeFree(Optimizer):
             dialogue.tell(asked, losses.to(torch.float64).numpy())
             if on_step is not None and iteration % settings.report_every == 0:
                 on_step(iteration, lowest, unflatten(best))
-            if watch(iteration, lowest) or dialogue.done:
+            if monitor(iteration, lowest) or dialogue.done:
                 break
-        return Candidate(unflatten(best), lowest, evaluations, tuple(watch.history))
+        return Candidate(unflatten(best), lowest, evaluations, tuple(monitor.history))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CmaEs(DerivativeFree):
-    """Covariance matrix adaptation: points are drawn from a normal law that moves to where losses are low.
+    """CMA-ES: points are drawn from a normal distribution that adapts to where losses are low.
 
-    population: points of an iteration; None: 4 + 3 ln D. spread: the standard deviation at first.
+    population: points in an iteration, >= 4; None: 4 + 3 ln D. spread: the first standard deviation, > 0.
     Needs the extra `cma`. Reference: Hansen, The CMA Evolution Strategy: A Tutorial, 2016.
     """
 
@@ -125,10 +134,8 @@ class CmaEs(DerivativeFree):
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.population is not None and self.population < 4:
-            raise ValueError(f"expected population >= 4, got {self.population}")
-        if not self.spread > 0:
-            raise ValueError(f"expected spread > 0, got {self.spread}")
+        require_at_least(4, population=self.population)
+        require_above(0, spread=self.spread)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -148,7 +155,7 @@ class _Strategy(Dialogue):
         options = {
             "popsize": settings.population or 4 + int(3 * math.log(len(start))),
             "randn": lambda *shape: drawn.standard_normal(shape),
-            "seed": math.nan,  # leave NumPy's global generator alone
+            "seed": math.nan,  # do not seed NumPy's global generator
             "verbose": -9,
         }
         self.strategy = cma.CMAEvolutionStrategy(start, settings.spread, options)
@@ -165,7 +172,7 @@ class _Strategy(Dialogue):
 
 
 def _evaluated(runnable: Runnable, points: Tensor, constants: Sequence[Tensor]) -> Tensor:
-    """The losses of any number of points, `_ABREAST` at a time; the last group is filled up with its last point."""
+    """The losses of any number of points, `_ABREAST` at a time; the last group is padded with its last point."""
     found = []
     for group in points.split(_ABREAST):
         full = torch.cat([group, group[-1:].expand(_ABREAST - len(group), -1)])

@@ -1,4 +1,4 @@
-"""First-order optimisers as pure steps: tensors in, tensors out, nothing of Python's in between."""
+"""Adam and RMSprop as pure functions of tensors, so that a step can be traced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _SLOPES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Adam(FirstOrder):
     """Adam, on the gradient or on its sign.
 
-    slope: "plain", "sign" (Inverting Gradients), or "soft_sign", tanh(s g) / s with s falling from 1 to 0 (Fishing).
+    slope: what takes the place of the gradient g: "plain", g itself; "sign" (Inverting Gradients); or "soft_sign",
+    tanh(s g) / s with s falling from 1 to 0 (Fishing).
     """
 
     slope: Slope = "plain"
@@ -32,7 +33,7 @@ class Adam(FirstOrder):
     epsilon: float = 1e-8
 
     def rates(self, iteration: int, iterations: int) -> tuple[float, ...]:
-        """Learning rate, both bias corrections, share of the way left."""
+        """Learning rate, both bias corrections, fraction of the search that is left."""
         beta1, beta2 = self.betas
         corrections = 1 - beta1 ** (iteration + 1), 1 - beta2 ** (iteration + 1)
         return self.rate(iteration, iterations), *corrections, max(1 - iteration / iterations, 1e-3)
@@ -60,9 +61,9 @@ class Adam(FirstOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class RmsProp(FirstOrder):
-    """RMSprop: the gradient over the root of its mean square, gathered with momentum.
+    """RMSprop with momentum: the gradient is divided by the root of its running mean square.
 
-    momentum: the share of the last step that is taken again. smoothing: the share of the mean square that stays.
+    momentum: in [0, 1). smoothing: the decay of the running mean square, in [0, 1).
     """
 
     learning_rate: float = 1e-4

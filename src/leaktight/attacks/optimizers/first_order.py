@@ -1,4 +1,4 @@
-"""First-order search: all restarts abreast, one traced function for a whole iteration."""
+"""First-order search: restarts run side by side, and a whole iteration is one traced function."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
-from leaktight.attacks.optimizers.lanes import Lanes
-from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
-from leaktight.attacks.optimizers.trees import Tree, channels_last
+from leaktight.attacks.optimizers.optimizer import (
+    Candidate,
+    Monitor,
+    OnStep,
+    Optimizer,
+    Problem,
+    SearchResult,
+    Tree,
+    channels_last,
+)
+from leaktight.core.errors import require_above, require_at_least
 
 Variables: TypeAlias = Mapping[str, Tensor]
-"""What is searched for, by name."""
+"""The tensors that a search moves, by name."""
 
 Decay: TypeAlias = Literal["constant", "steps", "cosine"]
 
@@ -33,11 +41,11 @@ _CONSENSUS_FROM, _CONSENSUS_EVERY = 500, 100
 
 @dataclass(frozen=True, kw_only=True)
 class FirstOrder(Optimizer):
-    """An optimiser of first order: how fast it goes in each iteration, and what a step is.
+    """An optimiser that uses gradients; a subclass defines the step.
 
-    decay: the learning rate is "constant", falls by "steps" of 0.1 at 3/8, 5/8 and 7/8 of the iterations, or as a
-    "cosine".
-    warm_up: iterations in which it rises to its value. langevin: noise of langevin x learning rate in every step.
+    learning_rate: > 0. decay: the learning rate is "constant", falls by "steps" to a tenth at 3/8, 5/8 and 7/8 of the
+    iterations, or falls as a "cosine". warm_up: iterations in which it rises to its full value.
+    langevin: standard deviation of the noise added in every step, in units of the learning rate.
     """
 
     abreast: ClassVar[bool] = True
@@ -48,10 +56,8 @@ class FirstOrder(Optimizer):
     langevin: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
-        if self.warm_up < 0 or self.langevin < 0:
-            raise ValueError(f"expected warm_up >= 0 and langevin >= 0, got {self.warm_up} and {self.langevin}")
+        require_above(0, learning_rate=self.learning_rate)
+        require_at_least(0, warm_up=self.warm_up, langevin=self.langevin)
 
     def rate(self, iteration: int, iterations: int) -> float:
         """The learning rate of one iteration."""
@@ -64,7 +70,7 @@ class FirstOrder(Optimizer):
 
     @abstractmethod
     def memory(self, variables: Variables) -> dict[str, Tensor]:
-        """What is remembered before the first step."""
+        """The state before the first step."""
 
     @abstractmethod
     def step(
@@ -76,7 +82,7 @@ class FirstOrder(Optimizer):
         return {"iterations": max(candidate.steps for candidate in candidates)}
 
     def first_loss(self, candidates: Sequence[Candidate]) -> float | None:
-        """The lowest, as restarts run side by side."""
+        """The lowest of all restarts, which run side by side."""
         return min(
             (each.history[0][1] for each in candidates), key=lambda loss: loss if math.isfinite(loss) else math.inf
         )
@@ -114,7 +120,7 @@ class FirstOrder(Optimizer):
         return SearchResult(ends.candidates(), runnable.backend, runnable.onednn)
 
     def _schedule(self, iterations: int, precision: torch.dtype) -> Tensor:
-        """For every iteration the share that is done, then the rates."""
+        """(iterations, 1 + rates): the fraction of the search that is done, then the rates."""
         rows = [(iteration / iterations, *self.rates(iteration, iterations)) for iteration in range(iterations)]
         return torch.tensor(rows, dtype=precision)
 
@@ -129,7 +135,7 @@ class FirstOrder(Optimizer):
     def _iteration(
         self, problem: Problem, state: Tree, noise: Tree, group: Tree, schedule: Tensor, constants: Tree
     ) -> Tree:
-        """One iteration of one lane: a pure function of tensors. schedule: a row of `_schedule`."""
+        """One iteration of one restart, a pure function of tensors. schedule: a row of `_schedule`."""
         variables, best = state["variables"], state["best"]
         share, rates = schedule[0], schedule[1:]
         gradient, loss = grad_and_value(problem.loss)(variables, group, constants, share)
@@ -144,15 +150,54 @@ class FirstOrder(Optimizer):
         }
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """How restarts are computed: all as one traced function under vmap, or each by itself.
+
+    A lane is one restart; a block is what one call of the traced function advances: all lanes, or one.
+    number: how many lanes. together: all in one block.
+    """
+
+    number: int
+    together: bool
+
+    @property
+    def mapped(self) -> bool:
+        """Whether vmap is used; for a single lane it would only cost time."""
+        return self.together and self.number > 1
+
+    def blocks(self, lanes: Sequence[Tree]) -> list[Tree]:
+        """The blocks made of one tree for each lane."""
+        if not self.mapped:
+            return list(lanes)
+        return [pytree.tree_map(lambda *leaves: torch.stack(leaves), *lanes)]
+
+    def over(self, step: Callable[..., Tree]) -> Callable[..., Tree]:
+        """The step of a block, from that of a lane: (state, noise, group, schedule, constants) -> state."""
+        return vmap(step, in_dims=(0, 0, None, None, None), randomness="different") if self.mapped else step
+
+    def block(self, lane: int) -> int:
+        """The index of the block that holds this lane."""
+        return 0 if self.together else lane
+
+    def lane(self, blocks: Sequence[Tree], lane: int) -> Tree:
+        """The part of the blocks that belongs to one lane."""
+        tree = blocks[self.block(lane)]
+        if not self.mapped:
+            return tree
+        picked: Tree = pytree.tree_map(lambda leaf: leaf[lane], tree)
+        return picked
+
+
 def _group(problem: Problem, lanes: Lanes, blocks: Sequence[Tree], pull: float) -> Tree:
-    """What draws the restarts together, or nothing where nothing does."""
+    """The constants of the consensus term, or nothing if the problem has none."""
     if not problem.consensus:
         return {}
     return problem.common([lanes.lane(blocks, lane)["best"] for lane in range(lanes.number)], pull)
 
 
 class _Noise:
-    """Langevin noise, from a stream of each lane's own; nothing where the optimiser adds none."""
+    """Langevin noise, drawn for each restart from its own stream; empty if not `active`."""
 
     def __init__(self, problem: Problem, lanes: Lanes, *, active: bool) -> None:
         self.lanes, self.dtype = lanes, problem.precision
@@ -160,7 +205,7 @@ class _Noise:
         self.generators = [rng.child("langevin").public() for rng in problem.rngs]
 
     def draw(self) -> list[Tree]:
-        """For every block."""
+        """The noise of one iteration, by block."""
         return self.lanes.blocks(
             [
                 {name: torch.randn(shape, generator=each, dtype=self.dtype) for name, shape in self.shapes.items()}
@@ -170,19 +215,19 @@ class _Noise:
 
 
 class _Ends:
-    """Looks at the lanes now and then, reports, and keeps what each had found when it ended.
+    """Reports on the lanes, decides when each ends, and keeps its result.
 
-    Every lane ends by itself, so that it comes out the same in whatever company it is run.
+    Every lane ends by itself, so that its result does not depend on the others.
     """
 
     def __init__(self, problem: Problem, lanes: Lanes, on_step: OnStep | None) -> None:
         self.problem, self.settings, self.lanes, self.on_step = problem, problem.settings, lanes, on_step
-        self.watches = [Watch(problem.settings) for _ in range(lanes.number)]
+        self.monitors = [Monitor(problem.settings) for _ in range(lanes.number)]
         self.ended: dict[int, Candidate] = {}
         self.running = sorted({lanes.block(lane) for lane in range(lanes.number)})
 
     def due(self, iteration: int) -> bool:
-        """Whether there is anything to keep, to tell or to decide."""
+        """Whether `look` has something to do after this iteration."""
         watched = iteration in (1, self.settings.iterations) or iteration % self.settings.check_every == 0
         return watched or self._told(iteration)
 
@@ -190,6 +235,7 @@ class _Ends:
         return self.on_step is not None and iteration % self.settings.report_every == 0
 
     def look(self, iteration: int, blocks: Sequence[Tree]) -> None:
+        """Report the best lane, and end those that are done."""
         now = {
             lane: self._candidate(lane, iteration, self.lanes.lane(blocks, lane))
             for lane in range(self.lanes.number)
@@ -199,7 +245,7 @@ class _Ends:
         if self.on_step is not None and self._told(iteration):
             self.on_step(iteration, best.loss, best.variables)
         for lane, candidate in now.items():
-            if self.watches[lane](iteration, candidate.loss) or iteration == self.settings.iterations:
+            if self.monitors[lane](iteration, candidate.loss) or iteration == self.settings.iterations:
                 self.ended[lane] = candidate
         self.running = sorted({self.lanes.block(lane) for lane in now if lane not in self.ended})
 
@@ -208,5 +254,5 @@ class _Ends:
         return Candidate(kept, float(state["loss"]), iteration)
 
     def candidates(self) -> list[Candidate]:
-        """Lane by lane, each with its history."""
-        return [replace(self.ended[lane], history=tuple(watch.history)) for lane, watch in enumerate(self.watches)]
+        """The result of every lane, with its history."""
+        return [replace(self.ended[lane], history=tuple(monitor.history)) for lane, monitor in enumerate(self.monitors)]

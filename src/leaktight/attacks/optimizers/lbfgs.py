@@ -1,7 +1,7 @@
-"""L-BFGS in compact form: the direction is a few products of matrices, not a loop over the history.
+"""L-BFGS in compact form: the direction is a few matrix products, not a loop over the history.
 
-Reference: Byrd, Nocedal and Schnabel 1994, theorem 2.2. With a line search, SciPy's L-BFGS-B, which is of the same form
-and knows a box, does the work.
+Reference: Byrd, Nocedal and Schnabel 1994, theorem 2.2. The variant with a line search is SciPy's L-BFGS-B, which has
+the same form and supports bounds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,18 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
-from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, Optimizer, Problem, SearchResult, Watch
-from leaktight.attacks.optimizers.trees import Layout, channels_last, vector
+from leaktight.attacks.optimizers.optimizer import (
+    Candidate,
+    Layout,
+    Monitor,
+    OnStep,
+    Optimizer,
+    Problem,
+    SearchResult,
+    channels_last,
+    vector,
+)
+from leaktight.core.errors import require_above, require_at_least
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Look = Callable[[int, float, Tensor], bool]
@@ -28,7 +38,7 @@ Look = Callable[[int, float, Tensor], bool]
 
 
 class Minimum(NamedTuple):
-    """The best point, its loss, and how often the function was evaluated."""
+    """The best point, its loss, and the number of evaluations."""
 
     point: Tensor
     loss: float
@@ -40,9 +50,9 @@ class Lbfgs(Optimizer):
     """Limited-memory BFGS.
 
     line_search: "none" takes steps of `learning_rate` (the first shortened), as `torch.optim.LBFGS` does by default and
-    as DLG runs it; "wolfe" is SciPy's, and stops by itself where no step helps.
-    history: how many steps the curvature is remembered for.
-    steps_per_iteration: an iteration of the published attacks is a call of `torch.optim.LBFGS.step`, up to 20 steps.
+    as DLG runs it; "wolfe" is SciPy's, which also stops when no step lowers the loss.
+    history: number of past steps kept, >= 1. steps_per_iteration: evaluations in an iteration, >= 1; in published
+    attacks an iteration is a call of `torch.optim.LBFGS.step`, up to 20.
     """
 
     smooth: ClassVar[bool] = True
@@ -53,12 +63,8 @@ class Lbfgs(Optimizer):
     steps_per_iteration: int = 20
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
-        if self.history < 1 or self.steps_per_iteration < 1:
-            raise ValueError(
-                f"expected history and steps_per_iteration >= 1, got {self.history} and {self.steps_per_iteration}"
-            )
+        require_above(0, learning_rate=self.learning_rate)
+        require_at_least(1, history=self.history, steps_per_iteration=self.steps_per_iteration)
 
     def minimize(self, problem: Problem, on_step: OnStep | None = None) -> SearchResult:
         settings = problem.settings
@@ -79,15 +85,15 @@ class Lbfgs(Optimizer):
 
         candidates: list[Candidate] = []
         for start in starts:
-            watch = Watch(settings)
+            monitor = Monitor(settings)
 
-            def look(count: int, loss: float, point: Tensor, watch: Watch = watch) -> bool:
+            def look(count: int, loss: float, point: Tensor, monitor: Monitor = monitor) -> bool:
                 if on_step is not None and count % settings.report_every == 0:
                     on_step(count, loss, layout.tree(point))
-                return watch(count, loss)
+                return monitor(count, loss)
 
             found = SEARCHES[self.line_search](self, evaluate, vector(start), settings.iterations, look, problem.boxed)
-            history = tuple(watch.history)
+            history = tuple(monitor.history)
             candidates.append(Candidate(layout.tree(found.point), found.loss, found.evaluations, history))
             if settings.stop_below is not None and found.loss < settings.stop_below:
                 break
@@ -97,7 +103,7 @@ class Lbfgs(Optimizer):
 def wolfe(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
 ) -> Minimum:
-    """Minimise from `start`, a flat vector, with SciPy's line search. boxed: the first so many stay in [0, 1]."""
+    """Minimise from `start`, a flat vector, with SciPy's line search. boxed: how many first entries stay in [0, 1]."""
     from scipy.optimize import minimize  # slow to import
 
     best, budget = Best(start), iterations * settings.steps_per_iteration
@@ -126,7 +132,7 @@ def wolfe(
 def plain(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
 ) -> Minimum:
-    """The same with steps of a fixed rate, as those of PyTorch; there is no box."""
+    """The same with steps of a fixed rate, as in PyTorch, and without bounds."""
     memory = Curvature(settings.history, start)
     best, budget = Best(start), iterations * settings.steps_per_iteration
     point = start
@@ -156,11 +162,11 @@ SEARCHES: Mapping[str, Callable[[Lbfgs, ValueAndGradient, Tensor, int, Look, int
 
 
 class _Enough(Exception):
-    """Ends a search of SciPy's."""
+    """Raised to end SciPy's search."""
 
 
 class Best:
-    """The best point so far."""
+    """The point with the lowest loss so far, and the number of evaluations."""
 
     def __init__(self, start: Tensor) -> None:
         self.point, self.loss, self.evaluations = start, float("inf"), 0
@@ -172,7 +178,7 @@ class Best:
 
 
 class Curvature:
-    """The last steps s and changes of the gradient y, and the products of them that the direction needs."""
+    """The last steps S and gradient changes Y, and the products of them that the direction needs."""
 
     def __init__(self, history: int, like: Tensor) -> None:
         self.history = history
@@ -180,7 +186,7 @@ class Curvature:
         self.products, self.gram = like.new_zeros(0, 0), like.new_zeros(0, 0)  # S Y^T and Y Y^T
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Remember a step, unless the curvature along it is not positive."""
+        """Add a step and its gradient change if the curvature along it is positive."""
         if not float(step @ change) > 1e-10:
             return
         first = 1 if len(self.steps) == self.history else 0
@@ -191,7 +197,7 @@ class Curvature:
         self.gram = _bordered(self.gram[first:, first:], gram, gram)
 
     def direction(self, slope: Tensor) -> Tensor:
-        """Minus the inverse Hessian estimate times the slope."""
+        """Minus the estimated inverse Hessian times the gradient."""
         if not len(self.steps):
             return -slope
         scale = self.products[-1, -1] / self.gram[-1, -1]

@@ -1,4 +1,4 @@
-"""AGIC: one-batch approximation, layer weights, and updates of several epochs matched and reconstructed together."""
+"""AGIC: one-batch approximation, layer weights, and reconstruction from the updates of several epochs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from leaktight.attacks.matching.objectives import LayerCosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.view import Evidence, OneBatch
 from leaktight.attacks.optimizers.descent import Adam
-from leaktight.attacks.presets.preset import Preset
-from leaktight.core.errors import UsageError
+from leaktight.attacks.presets.preset import LocalMatch, Preset
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -29,15 +29,14 @@ from leaktight.core.types import Batch, Observation, Reconstruction
 class Agic(Preset):
     """AGIC: the change of a round taken for one batch's gradient, layer-weighted cosine, epochs joined.
 
-    One observation is reconstructed by itself. Several are the updates of `epochs` whole epochs in the order of their
-    rounds, equally many of each: the images of each update are reconstructed roughly, matched across epochs one to one,
-    and each is then reconstructed from all the updates that it took part in. The answer lists the examples of the first
-    epoch, update by update.
+    One observation is reconstructed by itself. Several must be the updates of `epochs` whole epochs, equally many of
+    each. The images of each update are reconstructed roughly, matched one to one across epochs, and each is then
+    reconstructed from all updates that it is part of. The answer has the examples of the first epoch, by update.
 
-    beta, weighting, relu_modifier: the layer weights (50 for an untrained network, 2 for a trained one).
-    pre_iterations: of the rough reconstructions. later_weight: of the updates after the first epoch.
+    beta, weighting, relu_modifier: see `LayerCosine`. slope: see `Adam`. epochs: >= 1.
+    pre_iterations: of the rough reconstructions. later_weight: of the updates after the first epoch, >= 0.
     Reference: Xu et al. 2022. Assumes: labels (or a rule for them), the number of examples.
-    Differs from the paper: where it is silent, signed Adam with step decay as in Inverting Gradients.
+    Differs from the paper: it does not name the optimiser; here signed Adam with step decay, as in Inverting Gradients.
     """
 
     iterations: int = 10000
@@ -47,17 +46,15 @@ class Agic(Preset):
     beta: float = 50.0
     weighting: Weighting = "increase_linear"
     relu_modifier: bool = True
-    local: Literal["simulate", "one_batch"] = "one_batch"
+    local: LocalMatch = "one_batch"
     epochs: int = 1
     pre_iterations: int = 2000
     later_weight: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epochs < 1:
-            raise ValueError(f"expected epochs >= 1, got {self.epochs}")
-        if self.later_weight < 0:
-            raise ValueError(f"expected later_weight >= 0, got {self.later_weight}")
+        require_at_least(1, epochs=self.epochs)
+        require_at_least(0, later_weight=self.later_weight)
 
     def matching(self) -> Matching:
         shared = self.shared()
@@ -106,12 +103,12 @@ class Agic(Preset):
         attack: Matching,
         parts: Sequence[Sequence[Observation]],
         rough: Sequence[Sequence[Reconstruction]],
-        chain: Sequence[Place],
+        chain: Sequence[ExampleIndex],
         *,
         rng: Rng,
         progress: Progress | None,
     ) -> tuple[Tensor, Tensor, float]:
-        """One example from all the updates that it took part in; their other examples are searched along with it."""
+        """Reconstruct one example from all updates that it is part of, together with their other examples."""
         views = []
         labels = [rough[0][chain[0].update].guess.targets[chain[0].example]]
         for epoch, place in enumerate(chain):
@@ -128,26 +125,27 @@ class Agic(Preset):
         first = parts[0][0]
         evidence = Evidence(views, torch.stack(labels), len(labels), first.inputs.shape, first.num_classes)
         found = attack.search(evidence, rng=rng, progress=progress)
-        return found.guess.inputs[0], found.guess.targets[0], found.result.best.loss
+        return found.guess.inputs[0], found.guess.targets[0], found.search.best.loss
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an example stands in an epoch: which update, and which of its examples."""
+class ExampleIndex:
+    """An example of an epoch: the index of its update, and its index in that update."""
 
     update: int
     example: int
 
 
-def match_epochs(epochs: Sequence[Sequence[Batch]], pool: int = 2) -> list[tuple[Place, ...]]:
-    """For each example of the first epoch its places in all epochs, found through consecutive pairs of epochs.
+def match_epochs(epochs: Sequence[Sequence[Batch]], pool: int = 2) -> list[tuple[ExampleIndex, ...]]:
+    """For each example of the first epoch its indices in all epochs, matched from each epoch to the next.
 
-    epochs: for each epoch the reconstructed batch of each of its updates.
+    epochs: for each epoch the reconstructed batches of its updates. pool: side of the average pooling before images are
+    compared.
     """
-    places = [[Place(u, e) for u, batch in enumerate(part) for e in range(len(batch))] for part in epochs]
+    places = [[ExampleIndex(u, e) for u, batch in enumerate(part) for e in range(len(batch))] for part in epochs]
     if len({len(each) for each in places}) != 1:
-        raise UsageError("these epochs have different numbers of examples; give whole epochs of the same data")
-    chains: list[tuple[Place, ...]] = [(place,) for place in places[0]]
+        raise UsageError("expected epochs of equally many examples, got others; give whole epochs of the same data")
+    chains: list[tuple[ExampleIndex, ...]] = [(place,) for place in places[0]]
     for number in range(len(epochs) - 1):
         pairs = _match_pair(epochs[number], epochs[number + 1], pool)
         following = {places[number][left]: places[number + 1][right] for left, right in pairs}
@@ -156,13 +154,13 @@ def match_epochs(epochs: Sequence[Sequence[Batch]], pool: int = 2) -> list[tuple
 
 
 def _match_pair(left: Sequence[Batch], right: Sequence[Batch], pool: int) -> list[tuple[int, int]]:
-    """One-to-one pairs, the most similar first; only images whose updates share a label, while there are any."""
+    """One-to-one pairs of examples, the most similar first; pairs whose updates share a label come first."""
     images = [
         F.avg_pool2d(torch.cat([batch.inputs for batch in side]).clamp(0, 1), pool).flatten(1) for side in (left, right)
     ]
     distance = torch.cdist(images[0].double(), images[1].double()).square() / images[0].shape[1]
-    owners = [[set(batch.targets.tolist()) for batch in side for _ in range(len(batch))] for side in (left, right)]
-    strangers = torch.tensor([[not (mine & theirs) for theirs in owners[1]] for mine in owners[0]])
+    labels = [[set(batch.targets.tolist()) for batch in side for _ in range(len(batch))] for side in (left, right)]
+    strangers = torch.tensor([[not (mine & theirs) for theirs in labels[1]] for mine in labels[0]])
     ranked = sorted(
         (bool(strangers[i, j]), float(distance[i, j]), i, j) for i, j in product(*(range(len(side)) for side in images))
     )

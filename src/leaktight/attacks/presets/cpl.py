@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leaktight.attacks.matching.initial import Patterned, Start
+from leaktight.attacks.matching.sought import Patterned, Start
 from leaktight.attacks.presets.idlg import IdlgAttack
 
 

@@ -7,9 +7,8 @@ from typing import Literal
 
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
-from leaktight.attacks.matching.initial import Noise
 from leaktight.attacks.matching.objectives import Cosine
-from leaktight.attacks.matching.sought import Pixels
+from leaktight.attacks.matching.sought import Noise, Pixels
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.presets.preset import Preset
 

@@ -8,9 +8,8 @@ from typing import Literal
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Joint
 from leaktight.attacks.matching.attack import Matching
-from leaktight.attacks.matching.initial import Noise, Start
 from leaktight.attacks.matching.objectives import SquaredError
-from leaktight.attacks.matching.sought import Pixels
+from leaktight.attacks.matching.sought import Noise, Pixels, Start
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.presets.preset import Preset
 
@@ -21,7 +20,7 @@ class Dlg(Preset):
 
     Reference: Zhu et al. 2019. Assumes: the number of examples.
     Differs from the paper: a Wolfe line search in float64 instead of plain steps in float32 (`line_search = "none"`);
-    up to `restarts` starts until the loss is below 1e-6.
+    up to `restarts` restarts, until the loss is below 1e-6.
     """
 
     restarts: int = 3

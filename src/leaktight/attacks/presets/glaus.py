@@ -1,10 +1,10 @@
-"""GLAUS: a gradient that is sent by random samples is pieced together from many samples of it."""
+"""GLAUS: a gradient is estimated from many random samples of its entries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,39 +14,39 @@ from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
 from leaktight.attacks.labels.rules import Idlg
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.presets.dlg import Dlg
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, Update
 from leaktight.fl.local import Trainer, loss_and_gradient
+from leaktight.models.source import require_choice
 from leaktight.models.surgery import mode_of
 
 Magnitudes = Literal["ranks", "odds", "values"]
-_MAGNITUDES = ("ranks", "odds", "values")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Glaus(Dlg, ActiveAttack):
     """GLAUS: asks for samples of one gradient again and again, estimates it from which entries come, then DLG.
 
-    The server sends the same model `queries` times; the client, on the same examples, answers with another random
-    sample of the same gradient. Entries that come more often are larger; what came shows its sign. Signs of entries
-    that never came are those of colluding clients, for whom public images of the same class stand.
+    The server sends the same model `queries` times; the client answers each time with another random sample of the
+    gradient of the same examples. Entries that are sampled more often are larger, and a sampled entry shows its sign.
+    Signs of entries that were never sampled are those of colluding clients, simulated with public images of the class.
 
-    magnitudes: of the entries. "ranks": in the order of how often they came, those of the colluding clients, as
-    published. "odds": |g| = (C p / (1 - p))^1/2, the law of the sample, p being how often it came; only the scale comes
-    from the colluding clients. "values": the mean of what came, for a server that sees the values of one client
-    and not only places and signs: the sample is unbiased, so the mean is the gradient itself. Where every answer holds
-    the same entries nothing is sampled, and it is the values in any case.
-    colluders: for how many clients public images stand.
+    magnitudes: how the sizes of entries are estimated. "ranks": those of the colluding clients, in the order of how
+    often entries were sampled, as published. "odds": |g| = (C p / (1 - p))^1/2, with p the frequency of an entry; only
+    the scale is from the colluding clients. "values": the mean of the samples, for a server that sees the values of one
+    client and not only positions and signs; the sample is unbiased. If all answers have the same entries nothing is
+    sampled, and "values" is used.
+    queries: >= 1. colluders: number of simulated clients, >= 1.
 
     Reference: Yang et al., Gradient Leakage Attacks under Unbiased Gradient Sampling (GLAUS), TKDE 2023.
-    Assumes: one example (or as many as its labels are known for), the same in every query, one local step; a client
-    that answers the same model again; public images of the victim's distribution.
-    Differs from published code: signs are never taken from the victim's true gradient, only from what came; ranks are
-    filled with the mean of the colluders' sorted magnitudes; the label is read from the estimate.
+    Assumes: one example (or several with known labels), the same in every query, one local step; a client that answers
+    the same model again; public images of the victim's distribution.
+    Differs from published code: signs are never from the victim's true gradient, only from samples; the sizes by rank
+    are the mean of the colluders' sorted magnitudes; the label is read from the estimate.
     """
 
     queries: int = 1000
@@ -55,11 +55,8 @@ class Glaus(Dlg, ActiveAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.magnitudes not in _MAGNITUDES:
-            raise ValueError(f"expected magnitudes to be one of {', '.join(_MAGNITUDES)}, got {self.magnitudes!r}")
-        for name in ("queries", "colluders"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+        require_choice("magnitudes", self.magnitudes, get_args(Magnitudes))
+        require_at_least(1, queries=self.queries, colluders=self.colluders)
 
     @property
     def requires(self) -> frozenset[Knowledge]:
@@ -86,26 +83,26 @@ class Glaus(Dlg, ActiveAttack):
         return replace(found, notes={**found.notes, **notes})
 
     def _assumed(self, queries: int) -> list[str]:
-        told = [f"the same examples behind all {queries} answers"]
+        assumed = [f"the same examples behind all {queries} answers"]
         if self.magnitudes != "values":
-            told.append(f"public images like the victim's, for {self.colluders} colluding clients")
-        return told
+            assumed.append(f"public images like the victim's, for {self.colluders} colluding clients")
+        return assumed
 
     def estimate(self, seen: Sequence[Observation], *, rng: Rng) -> Observation:
-        """The one gradient behind all samples, as an observation of it."""
+        """One observation with the estimated gradient."""
         first = require_seen(self, seen)
         for each in seen:
             require(each, *self.requires)
             if not _same(each.broadcast.params, first.broadcast.params):
-                raise UsageError("expected answers to one and the same model, got several; attack them one at a time")
+                raise UsageError("expected answers to the same model, got several models; attack them one at a time")
         samples = _Samples(seen)
-        shown = self.magnitudes == "values" or not samples.vary
-        flat = samples.total / len(seen) if shown else self._pieced(first, samples, rng)
+        known = self.magnitudes == "values" or not samples.vary
+        flat = samples.total / len(seen) if known else self._estimated(first, samples, rng)
         update = Update(samples.shaped(flat), "gradient", first.update.num_examples)
         return replace(first, update=update)
 
-    def _pieced(self, one: Observation, samples: _Samples, rng: Rng) -> Tensor:
-        """The gradient from how often entries came, their signs, and the gradients of colluding clients."""
+    def _estimated(self, one: Observation, samples: _Samples, rng: Rng) -> Tensor:
+        """The gradient from the frequencies and signs of entries and the gradients of colluding clients, (D,)."""
         own = [_flat(gradient, samples.names) for gradient in self._colluding(one, samples, rng)]
         sizes = torch.stack([gradient.abs().sort(descending=True).values for gradient in own]).mean(0)
         share = (samples.counts + 0.5) / (samples.number + 1)
@@ -116,11 +113,11 @@ class Glaus(Dlg, ActiveAttack):
             magnitude = torch.empty_like(sizes)
             magnitude[samples.counts.argsort(descending=True, stable=True)] = sizes
         unseen = torch.stack(own).mean(0).sign()
-        pieced: Tensor = magnitude * torch.where(samples.counts > 0, samples.signs.sign(), unseen)
-        return pieced
+        estimated: Tensor = magnitude * torch.where(samples.counts > 0, samples.signs.sign(), unseen)
+        return estimated
 
     def _colluding(self, one: Observation, samples: _Samples, rng: Rng) -> list[Params]:
-        """The gradients of some public images, of the victim's class where that can be read and there are any."""
+        """The gradients of public images, of the victim's class if that can be read and there are any."""
         public = one.public_data
         assert public is not None
         places = torch.arange(len(public.targets))
@@ -145,7 +142,7 @@ class Glaus(Dlg, ActiveAttack):
 
 
 class _Samples:
-    """All that came: per entry how often, the sum of its signs, and the sum of its values."""
+    """Statistics of all answers, (D,): how often each entry was sampled, the sum of its signs and of its values."""
 
     def __init__(self, seen: Sequence[Observation]) -> None:
         tensors = seen[0].update.tensors
@@ -154,18 +151,18 @@ class _Samples:
         self.counts = torch.zeros(sum(shape.numel() for shape in self.shapes), dtype=torch.float64)
         self.signs, self.total = torch.zeros_like(self.counts), torch.zeros_like(self.counts)
         for each in seen:
-            came = _flat(gradient_of(each).tensors, self.names)
-            self.counts += came != 0
-            self.signs += came.sign()
-            self.total += came
+            sent = _flat(gradient_of(each).tensors, self.names)
+            self.counts += sent != 0
+            self.signs += sent.sign()
+            self.total += sent
 
     @property
     def vary(self) -> bool:
-        """Whether some entry came at one time and not at another."""
+        """Whether some entry is in some answers and not in others."""
         return bool(((self.counts > 0) & (self.counts < self.number)).any())
 
     def shaped(self, flat: Tensor) -> dict[str, Tensor]:
-        """A vector over all entries, as tensors by name."""
+        """A vector (D,) as tensors by name."""
         parts = flat.split([shape.numel() for shape in self.shapes])
         return {
             name: part.reshape(shape).float() for name, part, shape in zip(self.names, parts, self.shapes, strict=True)

@@ -1,7 +1,7 @@
-"""What published attacks share: settings that complete a composition of the matching loop.
+"""The base of published attacks that are compositions of the matching loop.
 
-Weights and step sizes of presets are for images in [0, 1]. Papers that search in normalised space use a learning rate
-1 / std, about 4, times as large, and a weight of total variation so many times smaller.
+Weights and learning rates of presets are for images in [0, 1]. Papers that search in normalised space have a learning
+rate 1 / std (about 4) times as large, and a weight of total variation as many times smaller.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation, Reconstruction
 
-Local = Literal["simulate", "one_batch"]
+LocalMatch = Literal["simulate", "one_batch"]
 _MATCHED: Mapping[str, Matched] = {"simulate": Simulation(), "one_batch": OneBatch()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Attack):
-    """Settings that all optimisation attacks share.
+    """Settings that all optimisation attacks share. Those not listed here are described at `Matching`.
 
-    labels: how labels are found; None is the attack's own way.
-    local: how a change after several local steps is matched. parallel: how restarts are spread.
+    labels: how labels are found; None: the attack's own strategy.
+    local: a change after several local steps is matched by simulating them ("simulate") or as one step ("one_batch").
     """
 
     iterations: int = 300
     restarts: int = 1
     labels: LabelStrategy | None = None
-    local: Local = "simulate"
+    local: LocalMatch = "simulate"
     backend: Backend = "fx"
     precision: Literal["float32", "float64"] = "float32"
     parallel: Parallel = "auto"
@@ -53,7 +53,7 @@ class Preset(Attack):
         """The attack as a composition."""
 
     def composition(self) -> Matching | None:
-        """The composition that `reconstruct` runs; None if it does more than that, so that changing it would not do."""
+        """The composition, if `reconstruct` runs nothing else, so that it can be adapted to a defense; else None."""
         return self.matching()
 
     @property
@@ -68,7 +68,7 @@ class Preset(Attack):
         return replace(self, onednn=onednn if self.onednn is None else self.onednn, progress_every=1)
 
     def fitted(self, seen: Observation) -> Self:
-        """Labels that are not given are read by a rule; where local training is unknown, one step is matched."""
+        """Use a label rule if labels are not disclosed, and match one step if local training is not."""
         return replace(
             self,
             labels=rule_for(seen) if self.labels is None and self.wants_labels else self.labels,
@@ -77,14 +77,14 @@ class Preset(Attack):
 
     @property
     def wants_labels(self) -> bool:
-        """Whether its own way to find labels is to be given them, so that a rule has to stand in."""
+        """Whether the attack's own strategy needs disclosed labels, so that `fitted` replaces it by a rule."""
         return Knowledge.LABELS in self.requires
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         return self.matching().reconstruct(seen, rng=rng, progress=progress)
 
     def shared(self) -> Matching:
-        """A composition with the shared settings, for the attack to complete."""
+        """A composition with the shared settings only; the attack adds its own."""
         return Matching(
             iterations=self.iterations,
             restarts=self.restarts,

@@ -23,8 +23,9 @@ from leaktight.fl.messages import (
     Request,
     Train,
     Trained,
+    decode,
+    encode,
 )
-from leaktight.fl.wire import decode, encode
 
 HELLO = f"{MessageType.QUERY}.hello"
 """The type of the message that asks a node which client it is."""
