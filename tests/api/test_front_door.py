@@ -149,7 +149,7 @@ def test_a_run_with_other_weights_or_images_is_not_resumed() -> None:
         ({"attacks": [3]}, r"expected a table \[attack\] with a kind, got 3"),
         ({"attacks": ["no_such_module_here:Attack"]}, "expected a module 'no_such_module_here'"),
         ({"attacks": ["collections:OrderedDic"]}, "has no 'OrderedDic'; did you mean 'OrderedDict'"),
-        ({"attacks": ["collections:OrderedDict"]}, "expected collections:OrderedDict to be a Attack"),
+        ({"attacks": ["collections:OrderedDict"]}, r"to be a subclass of leaktight\.core\.protocols\.Attack"),
         ({"defenses": [{"kind": "collections:OrderedDict", "size": 3}]}, "takes no settings, got size"),
         ({"defenses": ["math:pi"]}, "expected math:pi to be a class"),
         ({"data": (torch.rand(4, 1, 8, 8) * 3, torch.arange(4))}, r"expected images in \[0, 1\] or bytes"),

@@ -52,7 +52,7 @@ def test_a_generator_is_trained_on_public_images_and_used(tmp_path: Path) -> Non
     assert found.guess.inputs.shape == (1, 1, 8, 8)
     again = leaktight("generator", "train", *TINY, "--out", str(file), folder=tmp_path)
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "exists; choose another" in again.stderr
 
 
 def test_images_that_clients_hold_are_left_out() -> None:

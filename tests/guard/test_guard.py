@@ -59,7 +59,7 @@ def test_an_honest_federation_passes(digits: Dataset, kind: str) -> None:
     played = scene(digits, network(digits, kind), batch=16, clients=3, steps="delta", guard=BroadcastGuard())
     federation = replace(played.federation, plan=replace(played.federation.plan, rounds=3))
     rounds: list[Reports] = []
-    run(federation, workers=1, score=False, told=rounds.append)
+    run(federation, workers=1, score=False, on_reports=rounds.append)
     assert len(rounds) == 3
     assert all(report["guard_suspicious"] == 0 for reports in rounds for report in reports.values())
 
