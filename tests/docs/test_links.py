@@ -30,3 +30,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_map_has_every_page() -> None:
     linked = {path for path, _ in _LINK.findall((ROOT / "docs/index.md").read_text())}
     assert {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"} <= linked
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/flow.svg", "CONTRIBUTING.md"])
+def test_files_that_are_named_exist(page: str) -> None:
+    text = re.sub(r"(defenses|presets)/my_\w+\.py", "", (ROOT / page).read_text())  # what a contributor would add
+    named = set(re.findall(r"\b(?:\w+/)+\w+\.(?:py|toml)\b", text))
+    assert named
+    assert [each for each in named if not any((base / each).exists() for base in (ROOT, ROOT / "src/leaktight"))] == []
