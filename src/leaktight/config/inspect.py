@@ -248,8 +248,8 @@ def _facts(
     files = f"{change.path.name} minus {before.path.name}" if kind == "after" else f"{kind} {change.path.name}"
     parameters = sum(tensor.numel() for tensor in seen.broadcast.params.values())
     inputs = f"inputs normalised by {settings.mean} and {settings.std}" if settings.mean else "inputs in [0, 1]"
-    said = [f"{key} {value}" for key, value in settings_of(settings.model).items() if value not in ([], "")]
-    own = f" ({', '.join(said)})" if said else ""
+    options = [f"{key} {value}" for key, value in settings_of(settings.model).items() if value not in ([], "")]
+    own = f" ({', '.join(options)})" if options else ""
     types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
     return {
         "data": f"{files}: {counted(settings.num_examples, 'example')} of "
