@@ -45,7 +45,7 @@ class PlannedAudit:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
@@ -97,7 +97,7 @@ def audit(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
@@ -108,8 +108,9 @@ def audit(
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
     adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense.
     out: the folder of the results and of report.html (default: runs/audit-NNN). resume: continue the run there.
-    workers: 1 for this process, N for N worker processes (a script then needs `if __name__ == "__main__":`), None for
-    one per core, "ray" or "ray://host:port". Results do not depend on it. watcher: callbacks for progress.
+    workers: the number of worker processes; 0 for this process, None for one per core; or "ray", "ray://host:port". A
+    script that starts processes needs `if __name__ == "__main__":`. Results do not depend on it.
+    watcher: callbacks for progress.
     """
     planned = plan("audit", config, adaptive=adaptive, trials=trials, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
@@ -122,7 +123,7 @@ def tradeoff(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:

@@ -39,7 +39,7 @@ class PlannedInspection:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
@@ -101,7 +101,7 @@ def inspect(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **capture: Unpack[Capture],
 ) -> Summary:

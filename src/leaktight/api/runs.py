@@ -9,7 +9,7 @@ from leaktight.core.files import write_atomically
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
 from leaktight.runtime.cluster import Ray
 from leaktight.runtime.executor import Executor
-from leaktight.runtime.processes import Processes
+from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
 _PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
@@ -28,14 +28,19 @@ def run_path(command: str, record: str, out: Path | str | None, *, resume: bool)
 
 
 def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
-    """The executor of trials and the number of training processes (None: one per core) for an option `workers`."""
+    """The executor of trials and the number of training processes (None: one per core) for an option `workers`.
+
+    workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
+    """
     if workers is None:
         return Processes(preload=_PRELOAD), None
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
         return Ray(None if text == "ray" else text), None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
+    if int(text) == 0:
+        return Alone(), 1
     return Processes(int(text), _PRELOAD), int(text)
 
 

@@ -88,7 +88,7 @@ def train(
     engine: str = "inprocess",
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | None = 1,
+    workers: int | None = 0,
     **scenario: Unpack[Scenario],
 ) -> TrainingSummary:
     """Train a federation, and return accuracy, loss, time and bytes of every round.
@@ -97,11 +97,11 @@ def train(
     pooled: train one client with all data, the reference without federation.
     engine: "inprocess", or "flower" (Flower's simulation), with the same results.
     out: the run's folder, with a checkpoint after each round (default: runs/train-NNN). resume: continue the run there.
-    workers: processes for clients: 1 for this process, N for N (a script then needs `if __name__ == "__main__":`),
-    None for one per core.
+    workers: as in `leaktight.audit`, but not Ray.
     """
     planned = plan(config, pooled=pooled, **scenario)
-    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=workers)
+    processes = 1 if workers == 0 else workers  # one process for clients is this one
+    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=processes)
 
 
 def _in_process(folder: RunFolder) -> Engine:

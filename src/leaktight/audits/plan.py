@@ -23,7 +23,7 @@ from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.fl.federation import Federation
-from leaktight.metrics import METRICS
+from leaktight.metrics import metric_spec
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource
 from leaktight.results.schema import UNDEFENDED, Role
@@ -31,6 +31,8 @@ from leaktight.results.schema import UNDEFENDED, Role
 T = TypeVar("T")
 
 RANDOM_INITS = ("default", "wide", "kaiming")
+GIVEN = "given"
+"""The weights of a network that a Python caller gives."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Experiment:
         takes = [
             *((entry.name, entry.value.takes) for entry in self.defenses),
             *((entry.name, entry.value.takes) for entry in self.attacks),
-            *((name, METRICS[name].takes) for name in self.settings.image_metrics),
+            *((name, metric_spec(name).takes) for name in self.settings.image_metrics),
         ]
         for name, kinds in takes:
             require_inputs(name, kinds, self.federation.dataset.inputs)

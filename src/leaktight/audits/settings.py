@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leaktight.core.errors import suggestion
-from leaktight.metrics import METRICS
+from leaktight.core.errors import UsageError
+from leaktight.metrics import metric_spec
 
 NEEDED_METRICS = ("psnr", "mse", "ssim")
 """Metrics that verdicts need; always computed."""
@@ -19,7 +19,8 @@ class AuditSettings:
     attack_round: the attacked round, counted from 0, or several.
     every: attack the same clients in rounds 0, every, 2 * every ... instead of attack_round.
     targets: names of the clients to attack, in turn; if empty, a random client for each trial.
-    metrics: names of metrics (`leaktight list metrics`) in addition to psnr, mse, ssim and label_accuracy.
+    metrics: metrics in addition to psnr, mse, ssim and label_accuracy: `leaktight list metrics`, or
+    "package.module:name".
     adapted: kinds of attacks that are also tried with knowledge of the defense; all attacks if none of these is tried.
     """
 
@@ -40,9 +41,11 @@ class AuditSettings:
             raise ValueError(f"expected every >= 1, got {self.every}")
         if self.every is not None and self.attack_round != 0:
             raise ValueError("expected either attack_round or every, got both; leave one out")
-        for name in self.metrics:
-            if name not in METRICS:
-                raise ValueError(f"expected the name of a metric, got {name!r}; {suggestion(name, METRICS)}")
+        try:
+            for name in self.metrics:
+                metric_spec(name)
+        except UsageError as error:
+            raise ValueError(f"metrics: {error}") from error
 
     def rounds(self, played: int) -> tuple[int, ...]:
         """The attacked rounds of a federation of `played` rounds.
@@ -58,5 +61,5 @@ class AuditSettings:
     def image_metrics(self) -> tuple[str, ...]:
         """The metrics of images, those that verdicts need first."""
         return tuple(
-            name for name in dict.fromkeys((*NEEDED_METRICS, *self.metrics)) if METRICS[name].judges == "images"
+            name for name in dict.fromkeys((*NEEDED_METRICS, *self.metrics)) if metric_spec(name).judges == "images"
         )

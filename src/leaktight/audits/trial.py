@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from PIL import Image
 from torch import Tensor
 
-from leaktight.audits.plan import RANDOM_INITS, Experiment, TrialSpec
+from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
 from leaktight.core.errors import LeaktightError
 from leaktight.core.inputs import Images
 from leaktight.core.threat import Knowledge, ThreatModel
@@ -138,7 +138,7 @@ def ledger_of(
         mode=trace.mode,
         batch_norm=has_batch_norm(trace.model),
         buffers_known=Knowledge.BUFFERS in threat.knows,
-        init=experiment.init if experiment.init in RANDOM_INITS else f"file {Path(experiment.init).name}",
+        init=experiment.init if experiment.init in (*RANDOM_INITS, GIVEN) else f"file {Path(experiment.init).name}",
         stage=stage_of(experiment.init, spec.round),
         defense_known=Knowledge.DEFENSE in threat.knows,
         assumed=tuple(str(note) for note in found.notes.get("assumed", ())),
@@ -150,10 +150,11 @@ def ledger_of(
 def stage_of(init: str, round_index: int) -> str:
     """The training stage of the attacked model.
 
-    >>> stage_of("wide", 0), stage_of("wide", 1), stage_of("w.pt", 0), stage_of("w.pt", 20)
-    ('untrained', 'after 1 round', 'weights of a file', 'weights of a file, after 20 rounds')
+    >>> stage_of("wide", 0), stage_of("wide", 1), stage_of("w.pt", 0), stage_of("given", 20)
+    ('untrained', 'after 1 round', 'weights of a file', 'given weights, after 20 rounds')
     """
     rounds = f"after {counted(round_index, 'round')}" if round_index else ""
     if init in RANDOM_INITS:
         return rounds or "untrained"
-    return f"weights of a file, {rounds}" if rounds else "weights of a file"
+    weights = "given weights" if init == GIVEN else "weights of a file"
+    return f"{weights}, {rounds}" if rounds else weights

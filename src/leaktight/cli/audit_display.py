@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import ascii_lowercase
@@ -146,19 +147,28 @@ def cells_table(summary: Summary, letters: Mapping[str, str]) -> Table:
         if cell.role != "attack":
             continue
         if cell.defense != before:
-            table.add_row(defense_words(cell.defense), style="bold")
+            table.add_row(short_name(defense_words(cell.defense)), style="bold")
         table.add_row(*_cells(cell, letters))
         before = cell.defense
     return table
+
+
+def short_name(method: str) -> str:
+    """The name of a method in a table: without the module of a user's own class.
+
+    >>> short_name("my_package.attacks:FirstLayer(rows=2)"), short_name("csdlg")
+    ('FirstLayer(rows=2)', 'csdlg')
+    """
+    return re.sub(r"^[\w.]+:", "", method)
 
 
 def tradeoff_table(tradeoff: Tradeoff) -> Table:
     table = _table(TRADEOFF_COLUMNS, left=("defense", "by"))
     for row in tradeoff.rows:
         table.add_row(
-            defense_words(row.defense),
+            short_name(defense_words(row.defense)),
             shown(row.leak.worst, "{:z.2f}"),
-            row.leak.attack or MISSING,
+            short_name(row.leak.attack or MISSING),
             shown(row.accuracy, "{:.1%}"),
             shown(row.seconds_per_round, "{:z.2f}"),
             shown(row.cost_share, "{:.1%}"),
@@ -176,7 +186,7 @@ def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
 
 def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"  {cell.attack}{' +' if cell.adaptive else ''}",
+        f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
         _spread(cell.scores.get("psnr"), "{:.0f}"),
         _spread(cell.scores.get("ssim"), "{:z.2f}"),
         shown(cell.worst_of("ssim"), "{:.2f}"),

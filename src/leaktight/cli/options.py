@@ -31,9 +31,7 @@ Resume: TypeAlias = Annotated[
 ]
 Workers: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core); results do not change."
-    ),
+    typer.Option("--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core; 0: this one)."),
 ]
 DataRoot: TypeAlias = Annotated[
     Path | None,

@@ -81,8 +81,8 @@ def _own(family: Family[T], target: str, settings: Mapping[str, object], where: 
     made: object = build(cls, settings, where, table, also=("kind",)) if is_dataclass(cls) else cls()
     if not isinstance(made, family.base):
         raise ConfigError(
-            f"{where}: [{table}] expected {target} to be a {family.base.__name__}, got a {cls.__name__}; implement "
-            f"{family.base.__module__}.{family.base.__name__}"
+            f"{where}: [{table}] expected {target} to be a subclass of "
+            f"{family.base.__module__}.{family.base.__name__}, got a {cls.__name__}"
         )
     return cast("T", made)
 

@@ -29,7 +29,7 @@ from leaktight.runtime.executor import Executor, Inline, J, M, R, Told, Work, Wo
 from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
-_worker: dict[str, Any] = {}  # filled once, when a worker process starts; never in the main process
+_worker: dict[str, Any] = {}  # filled when a worker process starts, or while this process is one (`Alone`)
 
 
 def available_cores() -> int:
@@ -88,6 +88,22 @@ class Processes:
             life.close()
             watched.close()
             channel.close()
+
+
+@dataclass(frozen=True)
+class Alone:
+    """This process, as a worker: one thread, and the work starts no processes. Nothing is pickled."""
+
+    @contextmanager
+    def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
+        before = dict(_worker)
+        with one_thread(), Inline().start(work) as workers:
+            _worker["here"] = True
+            try:
+                yield workers
+            finally:
+                _worker.clear()
+                _worker.update(before)
 
 
 def on_this_machine(number: int | None) -> Executor:
