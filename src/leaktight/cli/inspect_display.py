@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from leaktight.cli.audit_display import VERDICTS
+from leaktight.cli.audit_display import print_verdicts
 from leaktight.cli.console import say
 from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
@@ -25,10 +25,7 @@ def print_inspection(summary: Summary, console: Console) -> None:
     """Print a row for each attack, the verdict and the flags."""
     console.print(attacks_table(summary))
     console.print()
-    for verdict in summary.verdicts:
-        words, style = VERDICTS[verdict.verdict]
-        console.print(f"[bold]{verdict.defense}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {verdict.because}", highlight=False, markup=False)
+    print_verdicts(summary, console)
     for flag in summary.flags:
         where = f" ({flag.cell.attack})" if flag.cell else ""
         console.print(

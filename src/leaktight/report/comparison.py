@@ -38,7 +38,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     names = run_names(runs)
     return Comparison(
         names=names,
-        tables=tuple(run_tables(runs[0].summary) if len(runs) == 1 else _beside(runs, names)),
+        tables=tuple(run_tables(runs[0].summary) if len(runs) == 1 else _side_by_side_tables(runs, names)),
         notes=(*_attackers(runs), "“No leak found” is about the attacks that were tried; it is not a proof."),
         warnings=tuple(
             f"{name} is not finished: means of its trials so far, no verdict."
@@ -76,7 +76,7 @@ def _attackers(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _beside(runs: Sequence[Run], names: Sequence[str]) -> list[TextTable]:
+def _side_by_side_tables(runs: Sequence[Run], names: Sequence[str]) -> list[TextTable]:
     summaries = [run.summary for run in runs]
     metrics = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.cells))
     tables = [
@@ -207,5 +207,5 @@ def _costs(summaries: Sequence[Summary], names: Sequence[str]) -> list[TextTable
 
     return [
         table("Accuracy", lambda row: percent(row.accuracy)),
-        table("Time a round", lambda row: seconds(row.seconds_per_round)),
+        table("Time per round", lambda row: seconds(row.seconds_per_round)),
     ]
