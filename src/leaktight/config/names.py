@@ -296,11 +296,11 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = {
     },
     "fusions": {
         "fixed": Entry(
-            "leaktight.fl.fusion:FixedFusion",
+            "leaktight.fl.fedboosting:FixedFusion",
             "Every mixture is 0.9 of one update, the rest in equal parts of the others; every client can undo it.",
         ),
         "noisy": Entry(
-            "leaktight.fl.fusion:NoisyFusion",
+            "leaktight.fl.fedboosting:NoisyFusion",
             "Mixtures with weights that only the server knows, drawn anew every round, and Gaussian noise on "
             "every value.",
         ),
