@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from bench.timing import fastest
-from leaktight.config.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES, MODELS
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng
@@ -30,7 +30,7 @@ from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Answered, Ask, Train
 from leaktight.fl.plan import Setup
 from leaktight.fl.state import ClientState
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 EXAMPLES = 500
 LOCAL = LocalTraining(epochs=5, batch_size=32, learning_rate=0.01)

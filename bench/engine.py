@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.timing import medians
+from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Examples
@@ -23,7 +24,7 @@ from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import plan_batches
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import play_round
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 from leaktight.runtime.executor import Inline
 from leaktight.runtime.processes import Processes, available_cores, one_thread
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from leaktight.attacks.matching.attack import Matching
+from leaktight.config.catalogue import MODELS
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
@@ -21,7 +22,7 @@ from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Observation, Update, UpdateKind
 from leaktight.fl.local import Trainer, local_update
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 COLOUR = Images(3, 32, 32)
 

@@ -5,6 +5,7 @@ Run it with `python examples/one_round.py`; it needs no download.
 
 from pathlib import Path
 
+from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -15,7 +16,7 @@ from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import assemble
 from leaktight.fl.plan import FederationPlan
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 
 def main() -> None:

@@ -3,10 +3,8 @@
 The public names are in `__init__.pyi`; each is imported when it is first used.
 """
 
-from importlib.metadata import version
-
 import lazy_loader
 
-__version__ = version("leaktight")
+__version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

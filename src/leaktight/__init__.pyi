@@ -16,10 +16,17 @@ from .core.threat import Knowledge as Knowledge
 from .core.threat import ThreatModel as ThreatModel
 from .core.training import LocalTraining as LocalTraining
 from .core.types import Batch as Batch
+from .core.types import Examples as Examples
 from .core.types import Observation as Observation
 from .core.types import Reconstruction as Reconstruction
 from .core.types import Update as Update
 from .data.dataset import Dataset as Dataset
+from .results.schema import Cell as Cell
+from .results.schema import Flag as Flag
+from .results.schema import Summary as Summary
+from .results.schema import TrainingSummary as TrainingSummary
+from .results.schema import Trial as Trial
+from .results.schema import Verdict as Verdict
 
 __version__: str
 __all__: list[str]

@@ -23,7 +23,7 @@ from leaktight.fl.messages import Train
 from leaktight.fl.plan import Setup
 from leaktight.fl.state import ClientState
 from leaktight.metrics import match, psnr
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.small import LeNetZhu
 
 LOCAL = LocalTraining(batch_size=1, learning_rate=0.1)

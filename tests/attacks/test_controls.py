@@ -23,7 +23,7 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu
 

@@ -65,7 +65,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_any_work(here: Here,
 def test_a_dry_run_says_what_would_run_and_writes_nothing(here: Here, tmp_path: Path) -> None:
     code, out, errors = here("audit", "small.toml", "--dry-run", "--trials", "7", "--defense", "clipping")
     assert (code, out) == (0, "")
-    assert "35 attacks: csdlg (attack), mean_image (control) on none, clipping; csdlg who knows clipping" in errors
+    assert (
+        "35 attacks: csdlg (attack), mean_image (control) on none, clipping; csdlg with knowledge of clipping" in errors
+    )
     assert not (tmp_path / "runs").exists()
 
 

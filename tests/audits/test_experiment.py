@@ -18,10 +18,9 @@ from leaktight.attacks.controls import MeanImage
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
-from leaktight.audits.attempt import picture_paths
-from leaktight.audits.experiment import Site
-from leaktight.audits.judge import judge
+from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import AttackEntry, Experiment
+from leaktight.audits.trial import judge, picture_paths
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
@@ -65,12 +64,12 @@ def first_trial(experiment: Experiment, defense: str = "none", attack: str | Non
     spec = next(
         spec for spec in experiment.trials if spec.defense.name == defense and attack in (None, spec.attack.name)
     )
-    return Site(experiment, **site)(spec.id, print).trial
+    return TrialRunner(experiment, **site)(spec.id, print).trial
 
 
 def test_a_trial_is_scored_illustrated_and_explained(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path, "attack.0.iterations=8")
-    trial, pictures = Site(experiment)("none.csdlg.t000.r000", print)
+    trial, pictures = TrialRunner(experiment)("none.csdlg.t000.r000", print)
     assert trial.status == "done"
     paths = picture_paths(trial.id)
     truth, guess = (
@@ -119,7 +118,7 @@ def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_trai
     experiment = small_experiment(
         tmp_path, f"defense={{kind='{defense}'}}", "audit.attack_round=1", "model.init=default"
     )
-    states = prepare_states(experiment, tmp_path / "run", workers=1)
+    states = prepare_states(experiment, tmp_path / "run", workers=1, after_round=lambda *_: None)
     line = first_trial(experiment, defense, "csdlg", states=states.packed, accuracy=states.accuracy)
     assert line.error is None
     assert line.update_changed is True

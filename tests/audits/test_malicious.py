@@ -9,7 +9,7 @@ from tests.audits.scenes import small_experiment
 from tests.results.made import changed, made_trial
 
 from leaktight.audits.cells import gather
-from leaktight.audits.experiment import Site
+from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import Experiment
 from leaktight.audits.verdict import verdicts
 from leaktight.results.schema import Threat, Trial
@@ -25,7 +25,7 @@ ROBBED = (
 
 def lines_of(experiment: Experiment, defense: str = "none") -> dict[str, Trial]:
     specs = [spec for spec in experiment.trials if spec.defense.name == defense and spec.trial == 0]
-    return {spec.attack.name: Site(experiment)(spec.id, print).trial for spec in specs}
+    return {spec.attack.name: TrialRunner(experiment)(spec.id, print).trial for spec in specs}
 
 
 def test_the_record_says_who_sent_what(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_bad_settings_are_named(tmp_path: Path, overrides: list[str], message: s
 
 def test_names_tell_methods_of_a_kind_apart() -> None:
     assert named(["a", "b"], [{}, {}]) == ["a", "b"]
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="listed twice"):
         named(["a", "a"], [{"x": 1}, {"x": 1}])
 
 

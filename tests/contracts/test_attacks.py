@@ -33,7 +33,7 @@ from leaktight.attacks.presets.glaus import Glaus
 from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.config.catalogue import ATTACKS
+from leaktight.config.catalogue import ATTACKS, MODELS
 from leaktight.core.errors import NotDisclosedError
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
 from leaktight.core.rng import Rng
@@ -42,7 +42,7 @@ from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.defenses.minmax import MinMaxSampling
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 QUICK: typing.Any = {"iterations": 3, "backend": "eager", "onednn": False}
 ONE: typing.Any = {**QUICK, "iterations": 1, "restarts": 1}

@@ -15,7 +15,7 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.config.catalogue import DEFENSES
+from leaktight.config.catalogue import DEFENSES, MODELS
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, Question, Report, RoundPlan, Step
@@ -52,7 +52,7 @@ from leaktight.fl.messages import Train, encode
 from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 from leaktight.runtime.sharing import dumped, loaded
 
 
@@ -443,7 +443,7 @@ def test_no_byte_of_a_secret_leaves_the_client(
     shown = [number for done in rounds for number in numbers_in(done.trained.update.tensors)]
     assert shown
     assert traces_of(shown, data) == shown
-    kept = encode({"states": [done.state for done in rounds], "rates": lrp_rates(rounds)})
+    kept = encode({"states": [done.state.stored() for done in rounds], "rates": lrp_rates(rounds)})
     assert traces_of(private, kept) == private
 
 

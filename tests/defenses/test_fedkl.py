@@ -32,10 +32,12 @@ from leaktight.fl.messages import Train, encode
 from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
-from leaktight.models import ModelSource, batch_statistics, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.keylock import KeyLock
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu, Mlp
+from leaktight.models.source import ModelSource
+from leaktight.models.surgery import batch_statistics
 
 SHAPE = Images(1, 12, 12)
 FACTS = ClientFacts("a", 24, 3)

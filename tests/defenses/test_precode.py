@@ -31,10 +31,12 @@ from leaktight.fl.local import Trainer, per_example_gradients
 from leaktight.fl.messages import Train
 from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.models import ModelSource, build_model, check_fits, final_linear, representation
 from leaktight.models.crnn import Crnn
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import Cnn6, FeedForward, LeNetZhu, LogisticRegression, Mlp
+from leaktight.models.source import ModelSource, check_fits
+from leaktight.models.surgery import final_linear, representation
 
 SHAPE = Images(1, 12, 12)
 FACTS = ClientFacts("a", 24, 3)

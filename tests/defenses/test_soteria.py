@@ -11,13 +11,14 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 import leaktight.defenses.soteria as soteria
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import LeaktightError, ModelError
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import ClientFacts, Step
 from leaktight.core.rng import global_seed
 from leaktight.core.types import Batch
 from leaktight.defenses.soteria import Soteria, feature_scores
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 
 def naive_scores(step: Step, features: nn.Module) -> Tensor:

@@ -108,12 +108,12 @@ def test_ctrl_c_leaves_a_hint_that_works_and_nobody_else_may_write_meanwhile(
     before = trials(folder / "run")
     assert 0 < len(before) < 10
     assert not (folder / "run" / "summary.json").exists(), "no result of half the trials"
-    hint = next(line for line in errors.splitlines() if line.startswith("stopped; go on with: "))
-    words = hint.removeprefix("stopped; go on with: leaktight ").split()
+    hint = next(line for line in errors.splitlines() if line.startswith("stopped; continue with: "))
+    words = hint.removeprefix("stopped; continue with: leaktight ").split()
     assert words[-1] == "--resume"
     resumed = leaktight(*words, folder=folder)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"{len(before)} of 10 trials are there already" in resumed.stderr
+    assert f"{len(before)} of 10 trials are done already" in resumed.stderr
     assert trials(folder / "run") == trials(folder / whole["run"]), "one worker and two give the same"
     assert f"{whole['cells'][0]['ssim']['mean']:.2f} [" in resumed.stdout
     assert whole["verdicts"][0]["because"] in " ".join(resumed.stdout.split())

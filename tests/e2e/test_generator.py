@@ -16,12 +16,13 @@ from tests.seeds import replayed
 from leaktight.api.generator import public_images
 from leaktight.attacks.generative.ggl import Ggl
 from leaktight.cli.app import main
+from leaktight.config.catalogue import MODELS
 from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 TINY = ["--data", "digits", "--size", "8", "--epochs", "1", "--latent", "4", "--width", "4", "--batch-size", "64"]
 
@@ -51,7 +52,7 @@ def test_a_generator_is_trained_on_public_images_and_used(tmp_path: Path) -> Non
     assert found.guess.inputs.shape == (1, 1, 8, 8)
     again = leaktight("generator", "train", *TINY, "--out", str(file), folder=tmp_path)
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "exists; choose another" in again.stderr
 
 
 def test_images_that_clients_hold_are_left_out() -> None:

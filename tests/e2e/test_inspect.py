@@ -117,7 +117,7 @@ def test_without_the_truth_nothing_is_claimed(capture: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "cannot conclude" in done.stdout
     told = " ".join(done.stdout.split())
-    assert "nobody can score this; look at the pictures" in told
+    assert "nothing can be scored; look at the pictures" in told
     assert "Labels read from the update: 3." in told
     (line,) = map(json.loads, (capture / "blind" / "trials.jsonl").read_text().splitlines())
     assert set(line["scores"].values()) == {None}

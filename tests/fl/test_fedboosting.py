@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.fl.talks import broadcast_of, flat, talk_of, updates_of
 from tests.seeds import replayed
 
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import RoundFailedError, UsageError
 from leaktight.core.protocols import Defense, Question
 from leaktight.core.training import LocalTraining
@@ -25,7 +26,7 @@ from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting, FixedFusion, Fu
 from leaktight.fl.federation import assemble
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 SHAPES = {"w": (3, 2), "b": (2,)}
 SIZES = {"c0": 5, "c1": 90, "c2": 30}

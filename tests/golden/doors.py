@@ -40,7 +40,7 @@ from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play as play_on_flower
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.metrics import METRICS, MetricUnavailable, Resources
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 
 __all__ = [
     "CONDITIONAL",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from leaktight.attacks.malicious.fishing import Fishing
 from leaktight.attacks.malicious.robbing_the_fed import RobbingTheFed
+from leaktight.config.catalogue import MODELS
 from leaktight.config.settings import load_config
 from leaktight.core.errors import ConfigError, RoundFailedError
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
@@ -24,8 +25,8 @@ from leaktight.data.embedded import Digits
 from leaktight.engines.inprocess import Reports, run
 from leaktight.guard import BroadcastGuard
 from leaktight.guard.signs import likeness
-from leaktight.models import MODELS, build_model
 from leaktight.models.imprint import with_imprint
+from leaktight.models.initialise import build_model
 
 KINDS = ["mlp", "lenet_zhu", "shallow_cnn", "resnet20"]
 
@@ -58,7 +59,7 @@ def test_an_honest_federation_passes(digits: Dataset, kind: str) -> None:
     played = scene(digits, network(digits, kind), batch=16, clients=3, steps="delta", guard=BroadcastGuard())
     federation = replace(played.federation, plan=replace(played.federation.plan, rounds=3))
     rounds: list[Reports] = []
-    run(federation, workers=1, score=False, told=rounds.append)
+    run(federation, workers=1, score=False, on_reports=rounds.append)
     assert len(rounds) == 3
     assert all(report["guard_suspicious"] == 0 for reports in rounds for report in reports.values())
 

@@ -191,7 +191,7 @@ def test_files_that_hold_no_tensors_are_named(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "numbers.pt")
     (tmp_path / "torn.safetensors").write_bytes(b"12")
     for name, words in (
-        ("numbers.pt", "expected tensors by name"),
+        ("numbers.pt", "expected a dict or list of tensors"),
         ("torn.safetensors", "cannot read"),
         ("gone.pt", "got none"),
         ("model.onnx", "ending in .pt"),

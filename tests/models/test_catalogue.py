@@ -11,13 +11,15 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
 
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Images
-from leaktight.models import MODELS, build_model, check_fits, conv_bn_blocks, final_linear
 from leaktight.models.crnn import Crnn
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import PaddedShortcut, ResNet18, ResNet20, ResNet20x4, ResNet34, ResNet50, ResNet152
 from leaktight.models.small import Cnn6, GlausCnn, GrnnLeNet, LeNetZhu, Mlp, ShallowCnn
-from leaktight.models.source import Network, Normalize
+from leaktight.models.source import Network, Normalize, check_fits
+from leaktight.models.surgery import conv_bn_blocks, final_linear
 from leaktight.models.vgg import Vgg16
 from leaktight.models.vit import Vit
 

@@ -17,8 +17,10 @@ from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
 from leaktight.fl.local import Trainer, loss_and_gradient
-from leaktight.models import batch_statistics, build_model, check_fits
 from leaktight.models.crnn import BidirectionalLstm, Crnn
+from leaktight.models.initialise import build_model
+from leaktight.models.source import check_fits
+from leaktight.models.surgery import batch_statistics
 
 WORD = Images(3, 32, 100)
 

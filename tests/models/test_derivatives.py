@@ -10,14 +10,16 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+from leaktight.config.catalogue import MODELS
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import Params
-from leaktight.models import MODELS, batch_statistics, build_model
 from leaktight.models.crnn import Crnn
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet18, ResNet20, ResNet50
 from leaktight.models.small import LeNetZhu
 from leaktight.models.source import Network
+from leaktight.models.surgery import batch_statistics
 from leaktight.models.vgg import Vgg16
 from leaktight.models.vit import Vit
 

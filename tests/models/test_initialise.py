@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tests.seeds import replayed
 
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest, parameters_of
 from leaktight.data.cifar import Cifar10
-from leaktight.models import IMAGENET_MEAN, IMAGENET_STD, MODELS, build_model, load_weights
+from leaktight.models.initialise import build_model, load_weights
 from leaktight.models.resnet import ResNet18, ResNet20
 from leaktight.models.small import LeNetZhu, Mlp, ShallowCnn
+from leaktight.models.source import IMAGENET_MEAN, IMAGENET_STD
 from leaktight.models.vgg import Vgg16
 
 CIFAR = Images(3, 32, 32)

@@ -15,17 +15,17 @@ from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.types import Params
-from leaktight.models import (
+from leaktight.models.initialise import build_model
+from leaktight.models.resnet import ResNet18, ResNet20
+from leaktight.models.small import Cnn6, LeNetZhu, LogisticRegression
+from leaktight.models.surgery import (
     batch_statistics,
-    build_model,
     conv_bn_blocks,
     final_linear,
     has_batch_norm,
     mode_of,
     representation,
 )
-from leaktight.models.resnet import ResNet18, ResNet20
-from leaktight.models.small import Cnn6, LeNetZhu, LogisticRegression
 from leaktight.models.vit import Vit
 
 SMALL = Images(3, 16, 16)

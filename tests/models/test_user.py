@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Images
 from leaktight.core.tasks import Penalised
-from leaktight.models import UserModel, build_model, check_fits
+from leaktight.models.initialise import build_model
+from leaktight.models.source import check_fits
+from leaktight.models.user import UserModel
 
 SHAPE = Images(1, 4, 4)
 

@@ -22,6 +22,12 @@ from leaktight.runtime.processes import Processes, in_worker, one_thread, run_al
 from leaktight.runtime.sharing import dumped, loaded
 
 
+@pytest.fixture(autouse=True)
+def main_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of Flower's nodes, which answer in this process, have made a worker of it."""
+    monkeypatch.setattr(processes, "_worker", {})
+
+
 class TwoWordsError(Exception):
     """Cannot be rebuilt from its pickle: the constructor wants two arguments."""
 

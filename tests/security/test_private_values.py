@@ -159,6 +159,6 @@ def test_a_simulations_server_keeps_nothing_of_it_either(kind: str, tmp_path: Pa
 
 def test_the_judge_of_a_simulation_hears_reports_beside_the_messages() -> None:
     told: list[Reports] = []
-    run(scene(Defense(), FedAvg()), workers=1, told=told.append)
+    run(scene(Defense(), FedAvg()), workers=1, on_reports=told.append)
     assert [sorted(reports) for reports in told] == [["client-000", "client-001", "client-002"]] * 2
     assert all({"loss", "seconds", "steps"} <= set(report) for reports in told for report in reports.values())

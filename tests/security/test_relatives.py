@@ -17,7 +17,7 @@ from tests.security.scan import ALIKE, Numbers
 from tests.security.scenes import Overheard, overhearing
 from torch import Tensor
 
-from leaktight.audits.experiment import Site
+from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
@@ -129,7 +129,7 @@ def audited(tmp_path: Path) -> tuple[Experiment, Walker]:
         walker = Walker(heard, lambda seen: _noise(experiment, seen), Loot())
         experiment = replace(experiment, attacks=(AttackEntry("walker", {}, walker),))
         spec = next(each for each in experiment.trials if each.defense.name == "noise" and each.trial == 0)
-        result = Site(experiment)(spec.id, print)
+        result = TrialRunner(experiment)(spec.id, print)
     assert result.trial.error is None
     return experiment, walker
 

@@ -14,12 +14,13 @@ from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.preset import Preset
+from leaktight.config.catalogue import MODELS
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
 from leaktight.data.cifar import Cifar10
 from leaktight.data.dataset import Dataset
 from leaktight.metrics import match, psnr
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -10,9 +10,10 @@ from tests.attacks.scenes import observe
 from tests.seeds import replayed
 
 from leaktight.attacks.generative.grnn import Grnn
+from leaktight.config.catalogue import MODELS
 from leaktight.data.cifar import Cifar100
 from leaktight.metrics import psnr
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -18,9 +18,10 @@ from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.types import Batch
 from leaktight.metrics.lpips import Lpips
-from leaktight.models import build_model, representation
 from leaktight.models.gan import Dcgan
+from leaktight.models.initialise import build_model
 from leaktight.models.small import LeNetZhu
+from leaktight.models.surgery import representation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -1,4 +1,4 @@
-"""The front door: what `leaktight.audit`, `tradeoff`, `inspect` and `train` do, for Python and the command line alike.
+"""The functions `audit`, `tradeoff`, `inspect` and `train` of Leaktight, for Python and the command line.
 
-Each command is planned first (everything is read and checked, nothing is attacked) and then run in its folder.
+Each first plans (reads and checks everything), then runs in its folder.
 """

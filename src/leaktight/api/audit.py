@@ -23,7 +23,7 @@ Command = Literal["audit", "tradeoff"]
 
 @dataclass(frozen=True)
 class PlannedAudit:
-    """An audit that is ready to run. facts: the scenario in plain words."""
+    """An audit that is ready to run. facts: about the scenario, for readers."""
 
     command: Command
     config: Config
@@ -32,12 +32,12 @@ class PlannedAudit:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are trained for each defense before it is attacked; a trade-off trains all of them."""
+        """The rounds of training per defense: all for a trade-off, else up to the last attacked round."""
         every = self.experiment.federation.plan.rounds
         return every if self.command == "tradeoff" else self.experiment.rounds[-1]
 
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
-        """Where its results go; see `run_path`."""
+        """The folder of its results; see `run_path`."""
         return run_path(self.command, self.config.to_toml(), out, resume=resume)
 
     def run(
@@ -45,13 +45,13 @@ class PlannedAudit:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
-        """Run what is missing of it in the folder `path`, write its report, and give its summary.
+        """Run the missing trials in the folder `path`, write the report, and return the summary.
 
-        workers: as `leaktight.audit` has it. call: the command line that it came from, for the record.
+        workers: as in `leaktight.audit`. call: the command line, to be recorded.
         """
         executor, processes = parse_workers(workers)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
@@ -79,7 +79,7 @@ def plan(
     trials: int | None = None,
     **scenario: Unpack[Scenario],
 ) -> PlannedAudit:
-    """Read and check everything; nothing is trained or attacked yet."""
+    """Read and check everything; nothing is trained or attacked."""
     own = "model" in scenario or "data" in scenario
     resolved = complete(
         configure(config, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),
@@ -97,19 +97,20 @@ def audit(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
-    """Attack every defense in a federated scenario, judge the guesses against controls, and give the summary.
+    """Attack every defense in a federated scenario, compare the guesses with controls, and return the summary.
 
-    config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords in place of a file, or laid
-    over it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
+    config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords instead of a file, or on top
+    of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
-    adaptive: also attack each defense with attackers who know it. trials: victims for each attack on each defense.
-    out: the folder of the results and of report.html (default: runs/audit-NNN); resume: go on with it.
-    workers: 1, in this process; more, so many worker processes (a script then needs `if __name__ == "__main__":`);
-    None, one per core; "ray" or "ray://host:port". No number depends on it.
+    adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense.
+    out: the folder of the results and of report.html (default: runs/audit-NNN). resume: continue the run there.
+    workers: the number of worker processes; 0 for this process, None for one per core; or "ray", "ray://host:port". A
+    script that starts processes needs `if __name__ == "__main__":`. Results do not depend on it.
+    watcher: callbacks for progress.
     """
     planned = plan("audit", config, adaptive=adaptive, trials=trials, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
@@ -122,10 +123,10 @@ def tradeoff(
     trials: int | None = None,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
-    """As `audit`, and train every defense through all rounds: leakage, accuracy and time, and a recommendation."""
+    """As `audit`, and train every defense through all rounds, to compare leakage, accuracy and time."""
     planned = plan("tradeoff", config, adaptive=adaptive, trials=trials, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)

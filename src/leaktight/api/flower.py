@@ -1,8 +1,8 @@
 """Leaktight in a Flower federation: mods for an app of your own, and the apps that `leaktight flower export` writes.
 
 - `defense_mod(defense)`: a defense in your ClientApp.
-- `guard_mod(guard, network)`: the guard in your ClientApp, which looks at the model before you train on it.
-- `record_updates(grid, folder)`: what your ServerApp sees, in files for `leaktight inspect`.
+- `guard_mod(guard, network)`: the guard in your ClientApp, which checks the model before you train on it.
+- `record_updates(grid, folder)`: saves the updates that your ServerApp sees, for `leaktight inspect`.
 - `server_app(config)`, `client_app(config)`: a whole scenario of Leaktight as Flower apps.
 """
 
@@ -26,7 +26,7 @@ from leaktight.engines.flower.node import NodeSettings
 from leaktight.engines.flower.node import client_app as make_client_app
 from leaktight.engines.flower.recording import record_updates
 from leaktight.engines.flower.server import make_server_app, play, run_name
-from leaktight.engines.inprocess import Told
+from leaktight.engines.inprocess import OnReports
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.results.folder import open_run
@@ -43,25 +43,25 @@ LOG = logging.getLogger("leaktight.flower")
 
 
 def server_app(config: Path | str) -> ServerApp:
-    """The ServerApp of a scenario. It goes on from the checkpoint in its folder if there is one.
+    """The ServerApp of a scenario. It continues from the checkpoint in its folder if there is one.
 
-    Its run config: `folder`, where the run is kept on the server's machine; `data-root`; `join-seconds`, how long to
-    wait for all nodes at the start; `record`, a folder for what the server sees (empty: nothing is kept).
+    Its run config: `folder`, the run's folder on the server; `data-root`; `join-seconds`, how long to wait for all
+    nodes at the start (default 120); `record`, a folder for the updates that the server sees (empty: not saved).
     """
 
     def main(grid: Grid, context: Context) -> None:
-        _speak()
-        said = context.run_config
-        settings = _config(Path(config), said)
+        _show_log()
+        options = context.run_config
+        settings = _config(Path(config), options)
         federation = _federation(settings)
-        watched = record_updates(grid, str(said["record"])) if said.get("record") else grid
-        if not said.get("folder"):
+        recorded = record_updates(grid, str(options["record"])) if options.get("record") else grid
+        if not options.get("folder"):
             raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
-        with open_run(Path(str(said["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
+        with open_run(Path(str(options["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
             federation = federation.keyed(folder.key)
-            engine = partial(_played, watched, folder.path / "flower", float(said.get("join-seconds", 120)))
+            engine = partial(_played, recorded, folder.path / "flower", float(options.get("join-seconds", 120)))
             summary = train(
-                federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_tell
+                federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_log_round
             )
         LOG.info("done: accuracy %s, model %s", summary.final.accuracy, summary.model_digest)
 
@@ -71,9 +71,9 @@ def server_app(config: Path | str) -> ServerApp:
 def client_app(config: Path | str) -> ClientApp:
     """The ClientApp of a scenario.
 
-    Its node config: `partition-id` or `client`, which client it is; `state-dir`, where its private state is kept;
-    `data-root`; `secret-seed`, to draw from this key of 64 hexadecimal digits instead of one that the node draws for
-    itself and gives to nobody (to replay a run, in tests: whoever has it knows all noise).
+    Its node config: `partition-id` or `client`, which client it is; `state-dir`, the folder of its private state;
+    `data-root`; `secret-seed`, a key of 64 hexadecimal digits instead of the node's own random key, to replay a run in
+    tests (anybody who has it can compute the noise).
     """
     return make_client_app(partial(_home, str(config)))
 
@@ -86,10 +86,10 @@ def _played(
     state: FederationState | None = None,
     *,
     workers: int | None = None,
-    told: Told | None = None,
+    on_reports: OnReports | None = None,
     **watchers: Any,
 ) -> FederationState:
-    """`engines.flower.server.play` as an engine: where clients work, and what they measure, is not for it to say."""
+    """`engines.flower.server.play` as an `Engine`. workers, on_reports: unused, since clients run elsewhere."""
     name = run_name(folder, resumed=state is not None)
     return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
 
@@ -110,9 +110,9 @@ def _held(config: str, root: str) -> Federation:
     return _federation(_config(Path(config), {"data-root": root}))
 
 
-def _config(path: Path, said: Mapping[str, object]) -> Config:
+def _config(path: Path, options: Mapping[str, object]) -> Config:
     config = load_config(path)
-    root = said.get("data-root")
+    root = options.get("data-root")
     return replace(config, data_root=Path(str(root))) if root else config
 
 
@@ -120,14 +120,14 @@ def _federation(config: Config) -> Federation:
     return build_federation(config, *load_data(config))
 
 
-def _speak() -> None:
-    """Let the server's log be read: Flower shows what a ServerApp writes."""
+def _show_log() -> None:
+    """Write the log to standard error, which Flower shows."""
     if not LOG.handlers:
         LOG.addHandler(logging.StreamHandler())
         LOG.setLevel(logging.INFO)
         LOG.propagate = False
 
 
-def _tell(row: Round) -> None:
+def _log_round(row: Round) -> None:
     failed = "".join(f"; {client} left out: {reason}" for client, reason in row.failures.items())
     LOG.info("round %s: accuracy %s, %s updates%s", row.round, row.accuracy, row.clients, failed)

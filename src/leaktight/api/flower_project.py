@@ -1,4 +1,4 @@
-"""A scenario as a project for `flwr run`: what `leaktight flower export` writes."""
+"""`leaktight flower export`: a scenario as a project for `flwr run`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = {what}_app(Path(__file__).with_name("config.toml"))
 
 _README = """# {clients} clients, {rounds} rounds
 
-A scenario of Leaktight as a Flower project. `{package}/config.toml` is the whole of it.
+A scenario of Leaktight as a Flower project. All settings are in `{package}/config.toml`.
 
 In a simulation on one machine, with a connection of {clients} SuperNodes in `$FLWR_HOME/config.toml`:
 
@@ -37,16 +37,16 @@ On a SuperLink, one SuperNode for each client (`partition-id` from 0 to {last}):
         --node-config 'partition-id=0 state-dir="/path/to/state"'
     flwr run . NAME --stream --run-config 'folder="/path/to/run"'
 
-Run again, the server goes on from the checkpoint in `folder`, and nodes from their `state-dir`.
-Every node loads the data set of the config and takes its own share of it. Certificates and keys, step by step:
+If run again, the server continues from the checkpoint in `folder`, and nodes from their `state-dir`.
+Every node loads the data set of the config and uses its own share. Certificates and keys, step by step:
 docs/flower-deployment.md of Leaktight.
 """
 
 
 def export(folder: Path, config: Config) -> int:
-    """Write the project into a new or empty folder; the number of its clients."""
+    """Write the project into a new or empty folder, and return the number of clients."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"expected a new or empty folder, got {folder}, which holds something; choose another")
+        raise UsageError(f"expected a new or empty folder, got {folder}, which has files; choose another")
     clients = len(build_federation(config, *load_data(config)).shares)
     files = {
         "pyproject.toml": tomli_w.dumps(project()),
@@ -66,7 +66,7 @@ def export(folder: Path, config: Config) -> int:
 
 
 def project() -> dict[str, object]:
-    """The project's pyproject.toml."""
+    """The content of pyproject.toml."""
     return {
         "build-system": {"requires": ["setuptools>=77"], "build-backend": "setuptools.build_meta"},
         "project": {

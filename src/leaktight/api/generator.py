@@ -1,4 +1,4 @@
-"""A small generator of images, trained on images that no client holds: for the attacks ggl and gias."""
+"""Training a small image generator on images that no client holds, for the attacks ggl and gias."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from leaktight.models.gan import Dcgan
 from leaktight.models.gan_training import GanTraining
 
 SHEET = 64
-"""Samples on the sheet."""
+"""The number of samples in the picture beside the weights."""
 
 
 @dataclass(frozen=True)
 class TrainedGenerator:
-    """file: its weights. samples: a picture of what it draws. notes: what the file says about itself."""
+    """file: the weights. samples: a picture of generated images. notes: the metadata of the file."""
 
     file: Path
     samples: Path
@@ -41,7 +41,10 @@ class TrainedGenerator:
 
 @dataclass(frozen=True)
 class PlannedGenerator:
-    """A generator that is ready to be trained. public: images (N, C, H, W); left_out: test images that clients hold."""
+    """A generator that is ready to be trained.
+
+    public: the training images (N, C, H, W). left_out: the number of test images that clients hold too.
+    """
 
     config: Config
     training: GanTraining
@@ -56,7 +59,7 @@ class PlannedGenerator:
         return self.training.num_epochs(len(self.public))
 
     def run(self, watch: Callable[[int, float, float], None]) -> TrainedGenerator:
-        """Train it and write its files. watch: called after each epoch with its number and both losses."""
+        """Train and write the files. watch: called after each epoch with its number and both losses."""
         start, sheet = time.perf_counter(), self.out.with_suffix(".png")
         network = self.training.train(self.public, rng=Rng(self.seed).child("generator"), after_epoch=watch)
         notes = _notes(self.config, self.training, self.public, self.seed)
@@ -66,26 +69,26 @@ class PlannedGenerator:
 
 
 def plan(config: Config, training: GanTraining, out: Path, *, seed: int = 0, force: bool = False) -> PlannedGenerator:
-    """Read the data and check everything. force: replace the files that are there."""
+    """Read the data and check everything. force: replace existing files."""
     if out.suffix != ".safetensors":
         raise UsageError(f"expected --out to end in .safetensors, got {out}")
     for path in (out, out.with_suffix(".png")):
         if path.exists() and not force:
-            raise UsageError(f"{path} is there already; choose another --out, or --force to replace it")
+            raise UsageError(f"{path} exists; choose another --out, or --force to replace it")
     dataset = config.data.load(data_root(config.data_root))
     public, left_out = public_images(dataset)
     return PlannedGenerator(config, training, out, seed, dataset, public, left_out)
 
 
 def public_images(dataset: Dataset) -> tuple[Tensor, int]:
-    """The images of the test part that are not, byte for byte, among those of the training part; and how many are.
+    """The test images that are not also training images, byte for byte, and the number of those left out.
 
     Clients, and so victims, hold training images only.
     """
     held = set(_bytes(dataset.train))
     kept = [place for place, image in enumerate(_bytes(dataset.test)) if image not in held]
     if not kept:
-        raise UsageError(f"{dataset.name}: every test image is a training image too; nothing is public")
+        raise UsageError(f"{dataset.name}: every test image is also a training image; use another data set")
     return dataset.test.inputs[kept], len(dataset.test) - len(kept)
 
 
@@ -94,7 +97,7 @@ def _bytes(examples: Examples) -> list[bytes]:
 
 
 def _notes(config: Config, training: GanTraining, public: Tensor, seed: int) -> dict[str, str]:
-    """What the file says about itself, as safetensors keep it: text by name."""
+    """The metadata of the file: text by name."""
     return {
         "made_by": "leaktight generator train",
         "data": json.dumps(table_of(config.data)),
@@ -112,7 +115,7 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _drawing(file: Path, seed: int) -> Callable[[Path], None]:
-    """Draws samples of the generator in a file, eight in a row."""
+    """A function that draws samples of the generator in `file`, eight in a row."""
 
     def draw(path: Path) -> None:
         generator = Dcgan(path=str(file)).read()

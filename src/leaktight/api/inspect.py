@@ -1,4 +1,4 @@
-"""`leaktight.inspect`: attacks on an update that was captured."""
+"""`leaktight.inspect`: attacks on a captured update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Method
 from leaktight.audits.run import Watcher
-from leaktight.config.inspect import Prepared, Request, prepare
+from leaktight.config.inspect import CaptureRequest, Prepared, prepare
 from leaktight.config.tables import Table, as_list
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.inputs import Images
@@ -34,7 +34,7 @@ class PlannedInspection:
     prepared: Prepared
 
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
-        """Where its results go; see `run_path`."""
+        """The folder of its results; see `run_path`."""
         return run_path("inspect", self.prepared.record, out, resume=resume)
 
     def run(
@@ -42,11 +42,11 @@ class PlannedInspection:
         path: Path,
         *,
         resume: bool = False,
-        workers: int | str | None = 1,
+        workers: int | str | None = 0,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
-        """Run what is missing of it in the folder `path`, write its report, and give its summary."""
+        """Run the missing attacks in the folder `path`, write the report, and return the summary."""
         executor, _ = parse_workers(workers)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             summary = run_inspection(
@@ -64,14 +64,14 @@ class PlannedInspection:
 
 
 class Capture(TypedDict, total=False):
-    """What a caller says about a captured update, beside the network and the model that the client got.
+    """What is known about a captured update, besides the network and the model that the client received.
 
-    after: the model that the client sent back; or update: its change, kind "delta" (after minus before) or "gradient".
-    shape: (C, H, W) of one image. classes: how many; left out, the rows of the last layer.
-    mean, std: normalisation of images in [0, 1] before the network. mode: how batch normalisation and dropout ran.
-    batch_size: examples behind the update (default 1). labels: theirs, if the attacker knows them. local: the local
-    training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true images
-    (N, C, H, W) in [0, 1], or a file, to score against. settings: overrides, "table.key=value".
+    after: the model that the client sent back; or update: its change, of kind "delta" (after minus before) or
+    "gradient". shape: (C, H, W) of one image. classes: their number (default: the rows of the last layer).
+    mean, std: normalisation of images in [0, 1] before the network. mode: of batch normalisation and dropout, "train"
+    (default) or "eval". batch_size: examples behind the update (default 1). labels: if the attacker knows them.
+    local: the local training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true
+    images (N, C, H, W) in [0, 1], or a file, for scoring. settings: overrides, "table.key=value".
     """
 
     shape: Required[Sequence[int]]
@@ -91,13 +91,13 @@ class Capture(TypedDict, total=False):
 
 
 def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) -> PlannedInspection:
-    """Read and check everything; nothing is attacked yet."""
+    """Read and check everything; nothing is attacked."""
     for name in capture:
         if name not in Capture.__annotations__:
             raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Capture.__annotations__)}")
     after, update, truth = capture.get("after"), capture.get("update"), capture.get("truth")
     labels = capture.get("labels")
-    request = Request(
+    request = CaptureRequest(
         model=model,
         before=_tensors(before),
         inputs=Images(*capture["shape"]),
@@ -124,15 +124,15 @@ def inspect(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | str | None = 1,
+    workers: int | str | None = 0,
     watcher: Watcher | None = None,
     **capture: Unpack[Capture],
 ) -> Summary:
-    """Attack an update that you captured, and give the summary: what can be reconstructed from it.
+    """Attack a captured update, and return the summary: what can be reconstructed from it.
 
-    model: the network, or a kind ("resnet20", "package.module:function"). before: the model that the client got.
+    model: the network, or a kind ("resnet20", "package.module:function"). before: the model that the client received.
     capture: shape, after or update with kind, labels, truth ...; see `leaktight.api.inspect.Capture`.
-    out, resume, workers: as `leaktight.audit` has them (the folder is runs/inspect-NNN).
+    out, resume, workers, watcher: as in `leaktight.audit` (the default folder is runs/inspect-NNN).
     """
     planned = plan(model, before, **capture)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)

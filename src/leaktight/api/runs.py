@@ -1,4 +1,4 @@
-"""Where a run's results go, who computes them, and the call that it came from."""
+"""What audits, inspections and training share: the folder, the workers, the recorded call."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from leaktight.core.files import write_atomically
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
 from leaktight.runtime.cluster import Ray
 from leaktight.runtime.executor import Executor
-from leaktight.runtime.processes import Processes
+from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
-_PRELOAD = (  # what trials import only when they need it: scores, matches, traced graphs
+_PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
     "scipy.optimize",
     "torch._functorch.compile_utils",
     "torch.fx.experimental.proxy_tensor",
@@ -21,26 +21,31 @@ _PRELOAD = (  # what trials import only when they need it: scores, matches, trac
 
 
 def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:
-    """Where a run's results go: where the caller says, else the newest run to resume, else a new folder below runs/."""
+    """The folder of a run: `out` if given, else the newest run to resume, else a new folder in runs/."""
     if out is not None:
         return Path(out)
     return latest_folder(RUNS, command, record) if resume else next_folder(RUNS, command)
 
 
 def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
-    """Who runs the trials, and how many processes train: a number, "ray", or "ray://host:port"."""
+    """The executor of trials and the number of training processes (None: one per core) for an option `workers`.
+
+    workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
+    """
     if workers is None:
         return Processes(preload=_PRELOAD), None
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
         return Ray(None if text == "ray" else text), None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
+    if int(text) == 0:
+        return Alone(), 1
     return Processes(int(text), _PRELOAD), int(text)
 
 
 def called(folder: RunFolder, call: str) -> str:
-    """The call that began the run; `call` for a new one."""
+    """The call that started the run; `call` for a new run."""
     file = folder.path / "command.txt"
     if not file.exists():
         write_atomically(file, call + "\n")

@@ -1,4 +1,4 @@
-"""What a caller says about a federation: a TOML file, a `Config`, or keywords with objects of the caller's own."""
+"""The scenario of a call: a TOML file, a `Config`, or keywords with the caller's own objects."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Method: TypeAlias = "str | Table"
 
 
 class Scenario(TypedDict, total=False):
-    """A federation, as keywords. What is left out comes from the built-in scenario.
+    """A federation as keywords; defaults come from the built-in scenario.
 
     model: a network, or a kind ("resnet20", "package.module:function").
     data: images (N, C, H, W) in [0, 1] and labels (N,) as a pair of tensors, a `Dataset`, or a kind ("cifar10").
     partition, local, federation, threat: tables of a config, or their settings objects.
     defenses: objects or kinds; an audit tries each, training stacks them. attacks: objects or kinds.
-    seed: of all that is public. settings: further overrides, "table.key=value". data_root: where downloaded data lies.
+    seed: of all randomness that is not secret. settings: overrides, "table.key=value". data_root: folder of data sets.
     """
 
     model: nn.Module | ModelSource | Method
@@ -53,13 +53,13 @@ class Scenario(TypedDict, total=False):
 
 
 TABLES = ("model", "data", "partition", "local", "federation", "threat", "seed")
-"""The keywords that stand for a table of a config."""
+"""The keywords that are tables of a config."""
 
 
 def configure(source: Source, options: Mapping[str, object], *, scenario: str = "") -> Config:
-    """The configuration that a caller means.
+    """The configuration of a call.
 
-    options: those of `Scenario`. scenario: TOML laid over the built-in scenario where no file is named.
+    options: the keywords of `Scenario`. scenario: TOML on top of the built-in scenario if `source` is None.
     """
     for name in options:
         if name not in Scenario.__annotations__:
@@ -83,7 +83,7 @@ def configure(source: Source, options: Mapping[str, object], *, scenario: str = 
 
 
 def _table(value: object) -> object:
-    """What stands for a table: a kind alone is one, and data in memory becomes a data set."""
+    """The value as a table or object: a string becomes a kind, tensors in memory a data set."""
     if isinstance(value, Dataset):
         return GivenDataset(value)
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, Tensor) for each in value):

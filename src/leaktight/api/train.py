@@ -25,7 +25,7 @@ from leaktight.results.schema import Round, TrainingSummary
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A training run that is ready to begin."""
+    """A training run that is ready to start."""
 
     config: Config
     dataset: Dataset
@@ -34,11 +34,11 @@ class PlannedTraining:
 
     @property
     def per_round(self) -> int:
-        """How many clients take part in a round."""
+        """The number of clients per round."""
         return self.config.plan.per_round or len(self.federation.shares)
 
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
-        """Where its results go; see `run_path`."""
+        """The folder of its results; see `run_path`."""
         return run_path("train", self.config.to_toml(), out, resume=resume)
 
     def run(
@@ -51,7 +51,7 @@ class PlannedTraining:
         after_round: Callable[[Round], None] = lambda row: None,
         after_client: Callable[[], None] = lambda: None,
     ) -> TrainingSummary:
-        """Train what is left of it in the folder `path`, draw its curves, and give its summary."""
+        """Train the remaining rounds in the folder `path`, draw the curves, and return the summary."""
         from leaktight.data.holdings import plot_summary  # matplotlib is slow to import
         from leaktight.report.curves import plot_learning_curve
 
@@ -73,7 +73,7 @@ class PlannedTraining:
 
 
 def plan(config: Source = None, *, pooled: bool = False, **scenario: Unpack[Scenario]) -> PlannedTraining:
-    """Read and check everything; nothing is trained yet."""
+    """Read and check everything; nothing is trained."""
     resolved = configure(config, scenario)
     if pooled:
         resolved = centralised(resolved)
@@ -88,24 +88,25 @@ def train(
     engine: str = "inprocess",
     out: Path | str | None = None,
     resume: bool = False,
-    workers: int | None = 1,
+    workers: int | None = 0,
     **scenario: Unpack[Scenario],
 ) -> TrainingSummary:
-    """Train a federation, and give accuracy, loss, time and bytes of every round.
+    """Train a federation, and return accuracy, loss, time and bytes of every round.
 
-    config, scenario: as `leaktight.audit` has them; several defenses are stacked in their order.
-    pooled: one client that holds all data, the reference without federation.
-    engine: "inprocess", or "flower" (Flower's simulation); the same numbers.
-    out: the run's folder, with a checkpoint after each round (default: runs/train-NNN); resume: go on with it.
-    workers: processes for clients; 1, this one (more: a script needs `if __name__ == "__main__":`); None, one per core.
+    config, scenario: as in `leaktight.audit`; several defenses are stacked in order.
+    pooled: train one client with all data, the reference without federation.
+    engine: "inprocess", or "flower" (Flower's simulation), with the same results.
+    out: the run's folder, with a checkpoint after each round (default: runs/train-NNN). resume: continue the run there.
+    workers: as in `leaktight.audit`, but not Ray.
     """
     planned = plan(config, pooled=pooled, **scenario)
-    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=workers)
+    processes = 1 if workers == 0 else workers  # one process for clients is this one
+    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=processes)
 
 
 def _in_process(folder: RunFolder) -> Engine:
     if _flower_folder(folder).exists():
-        raise UsageError(f"the run in {folder.path} was begun on Flower; resume it with --engine flower")
+        raise UsageError(f"the run in {folder.path} was started on Flower; resume it with --engine flower")
     return inprocess.run
 
 
@@ -116,7 +117,7 @@ def _on_flower(folder: RunFolder) -> Engine:
 
 
 def _flower_folder(folder: RunFolder) -> Path:
-    """Where a run on Flower keeps its name and its clients' private states."""
+    """The folder where a run on Flower keeps its name and its clients' private states."""
     return folder.path / "flower"
 
 

@@ -1,5 +1,5 @@
-"""The main job: attacks on defenses in a federated scenario, judged against controls, with every result on disk.
+"""Audits: attacks on defenses in a federated scenario, compared with controls, every result in a folder.
 
-`plan` says which trials there are, `experiment` runs one of them, `store` keeps it, `summary` turns the lines of the
-store into cells, `verdict` and `checks` into words and warnings, `tradeoff` weighs leakage against accuracy and time.
+`plan` lists the trials, `experiment` runs one, `cells` groups them by attack and defense, `verdict` and `checks` draw
+conclusions and raise flags, `tradeoff` compares leakage with accuracy and time, `run` does all of it.
 """

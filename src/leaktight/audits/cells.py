@@ -1,8 +1,8 @@
-"""Trials gathered into cells, one for each attack on each defense, and what counts as a leak.
+"""Trials grouped into cells, one for each attack on each defense, and what counts as a leak.
 
 **A trial leaks** if one of its examples does. An example leaks if its guess is close to it, and much closer than the
-best guess of the negative controls for the same example, which know everything but the update:
-SSIM of at least 0.6 and at least 0.2 above the controls', or PSNR of at least 20 dB and at least 6 dB above theirs.
+best guess of the negative controls, which know everything but the update: SSIM of at least 0.6 and at least 0.2 above
+the controls', or PSNR of at least 20 dB and at least 6 dB above theirs.
 """
 
 from __future__ import annotations
@@ -10,27 +10,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from leaktight.audits.statistics import Interval, bootstrap
+import numpy as np
+
 from leaktight.core.rng import Rng
 from leaktight.results.schema import Role, Threat, Trial, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
-"""By metric: the least score of a leaked example, and how far above the controls it has to be."""
+"""By metric: the lowest score of a leaked example, and its smallest distance above the controls."""
 
 LEAKED_IF = (
     "if one of its examples has SSIM of at least {:g} and at least {:g} above the best guess without the update, "
     "or PSNR of at least {:g} dB and at least {:g} dB above it"
 ).format(*THRESHOLDS["ssim"], *THRESHOLDS["psnr"])
-"""What counts as a leak, in words for readers of the results."""
+"""The definition of a leaked trial, as results print it."""
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
 
 Victim = tuple[str, int, int]
-"""Whose example: the defense, the trial, the round."""
+"""Which client's update: the defense, the trial, the round."""
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
 class CellTrials:
-    """The trials of one attack on one defense. controls: by victim the best scores without the update."""
+    """The trials of one attack on one defense. controls: each example's best control score, by victim and metric."""
 
     trials: Sequence[Trial]
     controls: Mapping[Victim, Mapping[str, Sequence[float | None]]]
@@ -78,7 +91,7 @@ class CellTrials:
         return self._mean(list(self.values(metric).values()), metric)
 
     def gain(self, metric: str) -> Interval | None:
-        """By how much the attack is better than the best control on the same victims."""
+        """The mean difference to the best control on the same victims; above 0 the attack is better."""
         gains = []
         for trial in self.done:
             own = trial.score(metric)
@@ -92,11 +105,11 @@ class CellTrials:
 
     @property
     def labels_read(self) -> list[float]:
-        """The share of labels that each trial read, where they were not given."""
+        """The label accuracy of each trial whose attack was not given the labels."""
         return [trial.label_accuracy for trial in self.done if trial.label_accuracy is not None]
 
     def most_leaking(self, metric: str = "ssim") -> str | None:
-        """The id of the trial with the score nearest to the truth."""
+        """The id of the finished trial whose score leaks most."""
         values = self.values(metric)
         if not values:
             return None
@@ -104,7 +117,7 @@ class CellTrials:
         return most(values, key=lambda name: values[name])
 
     def control(self, metric: str) -> float | None:
-        """The mean over the cell's victims of the best score without the update."""
+        """The mean over the cell's victims of the best control score."""
         return mean([mean(self._controls(trial).get(metric, ())) for trial in self.done])
 
     def _controls(self, trial: Trial) -> Mapping[str, Sequence[float | None]]:
@@ -115,7 +128,7 @@ class CellTrials:
 
 
 def gather(trials: Sequence[Trial], seed: int) -> list[CellTrials]:
-    """The cells of these trials, in the order of their first ones."""
+    """The cells of these trials, in the order of their first trials."""
     controls = best_controls(trials)
     groups: dict[tuple[str, str, bool], list[Trial]] = {}
     for trial in trials:
@@ -146,7 +159,7 @@ def best_controls(trials: Sequence[Trial]) -> dict[Victim, dict[str, list[float 
 
 
 def leaks(trial: Trial, controls: Mapping[str, Sequence[float | None]]) -> bool:
-    """Whether one of the trial's examples leaked, as the head of this file defines it."""
+    """Whether one of the trial's examples leaked, as this module defines it."""
     for metric, (least, margin) in THRESHOLDS.items():
         scores = trial.scores.get(metric) or ()
         others = controls.get(metric) or [None] * len(scores)
@@ -158,3 +171,25 @@ def leaks(trial: Trial, controls: Mapping[str, Sequence[float | None]]) -> bool:
 
 def victim_of(trial: Trial) -> Victim:
     return trial.defense, trial.trial, trial.round
+
+
+def bootstrap(values: Sequence[float], *, rng: Rng) -> Interval:
+    """The mean and the percentile interval of 2000 resamples of the values; one value gives an interval of width 0.
+
+    Reference: Efron, Tibshirani, An Introduction to the Bootstrap, 1993, section 13.3.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    places = rng.public_numpy().integers(0, len(data), (RESAMPLES, len(data)))
+    low, high = np.quantile(data[places].mean(1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(data.mean()), float(low), float(high))
+
+
+def upper_bound(successes: int, trials: int) -> float:
+    """The upper 95 % confidence bound of a success rate (Clopper and Pearson, one-sided).
+
+    >>> round(upper_bound(0, 5), 2), round(upper_bound(0, 59), 2), upper_bound(3, 3)
+    (0.45, 0.05, 1.0)
+    """
+    from scipy.special import betaincinv  # slow to import
+
+    return 1.0 if successes == trials else float(betaincinv(successes + 1, trials - successes, CONFIDENCE))

@@ -1,4 +1,4 @@
-"""Reasons to doubt an evaluation. Each check has a code, says when it is raised, and what to do about it."""
+"""Checks of an audit: reasons to doubt its figures. Each has a code, a condition and advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXACT = 1e-8
 
 @dataclass(frozen=True)
 class Finding:
-    """Where a check was raised: a cell, a whole defense, or (neither) the whole run. detail: the numbers."""
+    """Where a check was raised: a cell, a defense (attack None), or the whole run (both None). detail: the numbers."""
 
     detail: str
     attack: str | None = None
@@ -23,7 +23,7 @@ class Finding:
     adaptive: bool = False
 
     def concerns(self, cell: CellTrials) -> bool:
-        """Whether the finding stands beside this cell: its own, or its defense's."""
+        """Whether the finding is about this cell, or about its whole defense."""
         if self.attack is None:
             return self.defense == cell.defense
         return (self.attack, self.defense, self.adaptive) == (cell.attack, cell.defense, cell.adaptive)
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at. easier: how the attacked updates are easier than those of training, if they are."""
+    """What the checks read. easier: how the attacked updates are easier than those of training, or None."""
 
     cells: Sequence[CellTrials]
     easier: str | None = None
@@ -51,7 +51,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Check:
-    """A named reason for doubt."""
+    """A reason for doubt. find: yields where the condition holds."""
 
     code: str
     raised_if: str
@@ -68,13 +68,13 @@ class Raised:
 
     @property
     def flag(self) -> Flag:
-        found = self.finding
+        finding = self.finding
         return Flag(
             code=self.check.code,
-            cell=None if found.defense is None else FlagPlace(attack=found.attack, defense=found.defense),
+            cell=None if finding.defense is None else FlagPlace(attack=finding.attack, defense=finding.defense),
             raised_if=self.check.raised_if,
             advice=self.check.advice,
-            detail=found.detail,
+            detail=finding.detail,
         )
 
 
@@ -93,8 +93,8 @@ def _control_not_beaten(evidence: Evidence) -> Iterator[Finding]:
         gains = {metric: cell.gain(metric) for metric in ("ssim", "psnr")}
         known = {metric: gain for metric, gain in gains.items() if gain is not None}
         if known and all(gain.mean <= 0 for gain in known.values()):
-            told = ", ".join(f"{metric} {gain.mean:+.2f}" for metric, gain in known.items())
-            yield _at(cell, f"against the best guess without the update: {told}")
+            shown = ", ".join(f"{metric} {gain.mean:+.2f}" for metric, gain in known.items())
+            yield _at(cell, f"against the best guess without the update: {shown}")
 
 
 def _unchanged(evidence: Evidence) -> Iterator[Finding]:
@@ -166,8 +166,8 @@ def _at(cell: CellTrials, detail: str) -> Finding:
 CHECKS: Sequence[Check] = (
     Check(
         "attack-failed-undefended",
-        "an attack reconstructs fewer than half of the victims though nothing defends them",
-        "its failure against a defense says nothing; give it more iterations or restarts, or an easier update",
+        "an attack reconstructs fewer than half of the undefended victims",
+        "its failure against a defense proves nothing; give it more iterations or restarts, or an easier update",
         _weak_attack,
     ),
     Check(
@@ -184,8 +184,8 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         "loss-did-not-fall",
-        "in most trials the attack's own loss ended above nine tenths of where it began",
-        "the search did not work; its guesses are those of the start. Change its step size, or give it more iterations",
+        "in most trials the attack's own loss fell by less than a tenth",
+        "the search failed, and the guesses are the initial ones; change the step size, or allow more iterations",
         _loss_stuck,
     ),
     Check(
@@ -197,31 +197,31 @@ CHECKS: Sequence[Check] = (
     Check(
         "too-few-trials",
         f"fewer than {MIN_TRIALS} trials of an attack on a defense were finished",
-        "means and intervals of so few victims are not to be relied on; raise --trials",
+        "means and intervals of so few victims are unreliable; raise --trials",
         _too_few,
     ),
     Check(
         "trials-failed",
         "trials of an attack on a defense ended in an error",
-        "the figures leave these trials out; see the error, and whether the threat model gives what the attack needs",
+        "the figures leave these trials out; read the error; the threat model may lack what the attack needs",
         _failed,
     ),
     Check(
         "no-control",
         "an attack has no negative control on the same victims",
-        "its scores cannot be told from what is known without the update; keep the controls in the run",
+        "its scores may come from prior knowledge alone; keep the controls in the run",
         _no_control,
     ),
     Check(
         "no-adaptive-attacker",
         "no attacker who knows the defense was tried against it",
-        "a defense protects only what it protects against an attacker who expects it; see docs/audit.md",
+        "attackers can be expected to know the defense; run an adaptive attack, see docs/audit.md",
         _not_adaptive,
     ),
     Check(
         "easier-than-training",
-        "the attacked updates come from less local training than [local] says",
-        "take the figures as an upper bound for updates of the real training; leave [audit.local] out to attack those",
+        "the attacked updates come from less local training than [local] sets",
+        "read the figures as an upper bound for the real updates; to attack those, leave out [audit.local]",
         _easier,
     ),
 )

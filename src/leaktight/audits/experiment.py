@@ -1,4 +1,4 @@
-"""One trial: play the attacked round, show the attacker what the threat model lets it see, judge its guess."""
+"""One trial of an audit: run the attacked round, observe it as the threat model allows, attack, score the guess."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from leaktight.audits.attempt import Attempted, Finished, attempt, picture_paths
-from leaktight.audits.judge import judge
-from leaktight.audits.ledger import LABELS_FOUND, ledger_of, threat_of
 from leaktight.audits.plan import Experiment, TrialSpec
+from leaktight.audits.trial import (
+    LABELS_FOUND,
+    Attempted,
+    Finished,
+    attempt,
+    judge,
+    ledger_of,
+    picture_paths,
+    threat_of,
+)
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.rng import Rng
@@ -29,10 +36,10 @@ PUBLIC_EXAMPLES = 512
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a worker process holds: the experiment, and what training has reached.
+class TrialRunner:
+    """The work of a worker process: trial ids in, trials out.
 
-    states, accuracy: by `state_key`. failed: why there are no states, by defense.
+    states, accuracy: of the models after training, by `state_key`. failed: by defense, why training it failed.
     """
 
     experiment: Experiment
@@ -46,13 +53,13 @@ class Site:
 
     @cached_property
     def public_data(self) -> Batch:
-        """Examples that no client holds."""
+        """Up to 512 examples of the test set, which no client holds."""
         test = self.experiment.federation.dataset.test
         order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
         return test.batch(order[:PUBLIC_EXAMPLES])
 
     def __call__(self, job: str, tell: Tell[object]) -> Finished:
-        """Run the trial of this id: its line for the store, and its two pictures."""
+        """Run the trial with the id `job`."""
         spec = self.experiment.by_id[job]
         return attempt(self._head(spec), lambda: self._run(spec))
 
@@ -103,7 +110,7 @@ class Site:
     def _play(
         self, spec: TrialSpec, federation: Federation, observe: Callable[[RoundTrace], Observation]
     ) -> tuple[RoundTrace, list[Observation]]:
-        """The attacked round, or all that a malicious server asks for: the last one, and what was seen of each."""
+        """Run the attacked round, or all that an active attack asks for. Gives the last one and all observations."""
         state = self._state(spec, federation)
         attack = spec.attack.value
         if not isinstance(attack, ActiveAttack):
@@ -130,7 +137,7 @@ class Site:
             seen.append(observe(trace))
 
     def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
-        """Play the round that the state stands before."""
+        """Run the next round of this state."""
         traces: list[RoundTrace] = []
         until = state.server.round + 1
         longer = replace(federation, plan=replace(federation.plan, rounds=max(federation.plan.rounds, until)))
@@ -142,9 +149,9 @@ class Site:
         return federation.first_state() if packed is None else FederationState.restored(unpack(packed))
 
     def _changed(self, spec: TrialSpec, federation: Federation, trace: RoundTrace, victim: str) -> bool:
-        """Whether the defense made a difference to what the client sent."""
+        """Whether the client sent another update than it would have sent without the defense."""
         if trace.clients[victim].update.sealed is not None:
-            return True  # what was sent is not open to comparison
+            return True  # an encrypted or masked update cannot be compared
         plain = self.experiment.attacked_federation(Defense(), spec.trial)
         sent = trace.clients[victim].update.tensors
         if _names(federation.trainer.model) != _names(plain.trainer.model):
@@ -156,11 +163,11 @@ class Site:
 
 
 def tampered(federation: Federation, state: FederationState, sent: Broadcast) -> tuple[Federation, FederationState]:
-    """The federation and its state before a round in which the server sends this."""
+    """The federation and its state before a round in which the server sends the broadcast `sent`."""
     other = None if sent.model is federation.trainer.model else sent.model
     server = replace(state.server, params=sent.params, buffers=sent.buffers)
     if sent.params.keys() != state.server.params.keys():
-        # What the aggregator remembers is of other tensors.
+        # The aggregator's state belongs to the tensors of the old network.
         server = replace(server, aggregator=federation.setup.aggregator.start(sent.params), agreed=False)
     return replace(federation, network=other), replace(state, server=server)
 
@@ -170,7 +177,7 @@ def state_key(defense: str, round_index: int) -> str:
 
 
 def truth_of(trace: RoundTrace, members: Sequence[str]) -> Batch:
-    """The examples behind what the attacker saw."""
+    """The examples of these clients in the round, concatenated."""
     examples = [trace.clients[name].truth.examples for name in members]
     return Batch(torch.cat([each.inputs for each in examples]), torch.cat([each.targets for each in examples]))
 

@@ -1,7 +1,7 @@
-"""What an audit tries: every attack on every defense, each on the same victims. A plan is values; nothing runs here.
+"""The plan of an audit: every attack on every defense, each on the same victims. Nothing runs here.
 
-All randomness of a trial hangs on its number alone. So the victim, its examples, a fresh network and an attack's first
-guess are the same for every defense, and a difference between two defenses is not a difference between two draws.
+The randomness of a trial depends on its number alone. So the victim, its examples, an untrained network and an attack's
+first guess are the same for every defense, and scores of two defenses can be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
 from leaktight.fl.federation import Federation
-from leaktight.metrics import METRICS
+from leaktight.metrics import metric_spec
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource
 from leaktight.results.schema import UNDEFENDED, Role
@@ -31,11 +31,13 @@ from leaktight.results.schema import UNDEFENDED, Role
 T = TypeVar("T")
 
 RANDOM_INITS = ("default", "wide", "kaiming")
+GIVEN = "given"
+"""The weights of a network that a Python caller gives."""
 
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A method with its name in the results and its settings as plain values."""
+    """A defense or attack with its name in the results. settings: its fields as TOML has them."""
 
     name: str
     settings: Mapping[str, Any]
@@ -44,7 +46,7 @@ class Entry(Generic[T]):
 
 @dataclass(frozen=True)
 class AttackEntry(Entry[Attack]):
-    """role: a "control" does not look at the update. against: the one defense that the attack was made for."""
+    """role: "attack", or "control", which ignores the update. against: the defense it is adapted to; None for all."""
 
     role: Role = "attack"
     against: str | None = None
@@ -54,9 +56,9 @@ class AttackEntry(Entry[Attack]):
         return self.against is not None
 
     def threat(self, base: ThreatModel) -> ThreatModel:
-        """Who runs it: an adaptive attacker knows the defense, a control the public data, whatever others know.
+        """The threat model of this attack: an adaptive one also knows the defense, a control also the public data.
 
-        Only an attack that changes the model needs a malicious server.
+        The server is curious unless the attack changes the model.
         """
         extra = {Knowledge.DEFENSE} if self.adaptive else {Knowledge.PUBLIC_DATA} if self.role == "control" else set()
         server = base.server if isinstance(self.value, ActiveAttack) else "curious"
@@ -65,7 +67,7 @@ class AttackEntry(Entry[Attack]):
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """One attack on one victim behind one defense in one round; `id` names it in all runs of the same settings."""
+    """One attack on one victim with one defense in one round. id: the same in all runs of the same settings."""
 
     id: str
     defense: Entry[Defense]
@@ -76,11 +78,11 @@ class TrialSpec:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A scenario, the defenses and attacks to try in it, and how often.
+    """A scenario, and the defenses and attacks to try in it.
 
     federation: without a defense, with the network that training starts from.
-    source, init: how such a network is made, so that every trial of an untrained one can have its own.
-    attacked: the local training behind the attacked updates; `federation` has that of all other rounds.
+    source, init: the network and its initial weights, so that every trial of an untrained one can make its own.
+    attacked: the local training of the attacked round; `federation` has that of all other rounds.
     """
 
     seed: int
@@ -105,11 +107,13 @@ class Experiment:
             if name not in self.federation.shares:
                 raise UsageError(f"audit.targets: no client {name!r}; {suggestion(name, self.federation.shares)}")
         if self.defenses[0].name != UNDEFENDED:
-            raise UsageError("expected the undefended federation first: without it no defense can be judged")
+            raise UsageError(
+                f"expected the defense 'none' first, got {self.defenses[0].name!r}; verdicts compare with it"
+            )
         takes = [
             *((entry.name, entry.value.takes) for entry in self.defenses),
             *((entry.name, entry.value.takes) for entry in self.attacks),
-            *((name, METRICS[name].takes) for name in self.settings.image_metrics),
+            *((name, metric_spec(name).takes) for name in self.settings.image_metrics),
         ]
         for name, kinds in takes:
             require_inputs(name, kinds, self.federation.dataset.inputs)
@@ -120,12 +124,12 @@ class Experiment:
 
     @property
     def trains(self) -> bool:
-        """Whether rounds have to be played before the attacked ones."""
+        """Whether there are rounds before the attacked ones."""
         return self.rounds != (0,)
 
     @cached_property
     def trials(self) -> tuple[TrialSpec, ...]:
-        """All trials, in an order that leaves every defense with equally many when a run is cut short."""
+        """All trials, trial number by trial number, so that an interrupted run has equally many of each defense."""
         return tuple(
             TrialSpec(_identity(defense, attack, trial, round_index), defense, attack, trial, round_index)
             for trial in range(self.settings.trials)
@@ -140,11 +144,11 @@ class Experiment:
         return {spec.id: spec for spec in self.trials}
 
     def keyed(self, key: bytes) -> Experiment:
-        """The same experiment, with this key as the root of all that protects clients."""
+        """The experiment with this key for all secret randomness of clients."""
         return replace(self, federation=self.federation.keyed(key))
 
     def rng(self, trial: int) -> Rng:
-        """The trial's place in the tree of random streams; clients draw their secrets from the federation's key."""
+        """The random streams of a trial; clients draw their secrets from the federation's key."""
         return Rng(self.seed, key=self.federation.rng.key).child("trial", trial)
 
     def victim(self, trial: int) -> str:
@@ -156,7 +160,7 @@ class Experiment:
         return names[int(order[trial % len(names)])]
 
     def trained(self, defense: Entry[Defense]) -> Federation:
-        """The federation that plays the rounds before the attacked ones."""
+        """The federation of the rounds before the attacked ones."""
         return self.federation.with_defense(defense.value)
 
     def attacked_federation(self, defense: Defense, trial: int) -> Federation:
@@ -181,7 +185,7 @@ class Experiment:
 
 
 def named(kinds: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each of several methods: its kind, with the settings that tell it from others of its kind.
+    """A distinct name for each method: its kind, and the settings in which it differs from others of its kind.
 
     >>> named(["noise", "noise", "lrp"], [{"std": 0.1, "law": "normal"}, {"std": 0.2, "law": "normal"}, {}])
     ['noise(std=0.1)', 'noise(std=0.2)', 'lrp']
@@ -190,16 +194,16 @@ def named(kinds: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[s
     for kind, own in zip(kinds, settings, strict=True):
         kin = [other for name, other in zip(kinds, settings, strict=True) if name == kind]
         differing = [key for key in own if any(other.get(key) != own[key] for other in kin)]
-        told = ", ".join(f"{key}={own[key]}" for key in differing)
-        names.append(f"{kind}({told})" if told else kind)
+        names.append(f"{kind}({', '.join(f'{key}={own[key]}' for key in differing)})" if differing else kind)
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise UsageError(f"{repeated!r} is named twice with the same settings; leave one out")
+        raise UsageError(f"{repeated!r} is listed twice with the same settings; leave one out")
     return names
 
 
 def slug(name: str) -> str:
-    """
+    """The name with other characters than letters, digits, "_", "." and "-" replaced, for ids and file names.
+
     >>> slug("noise(std=0.1)")
     'noise-std-0.1'
     """

@@ -1,4 +1,4 @@
-"""The states that attacked rounds start from: each defense is trained once, and kept in the folder."""
+"""Training before the attacks: the state of every defense's federation before each attacked round."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary
 
 @dataclass(frozen=True)
 class States:
-    """packed: by `state_key`. accuracy: of the model that a round starts from, by the same key.
+    """packed, accuracy: the serialised state before a round and the accuracy of its model, by `state_key`.
 
-    training: by defense the summary of its training, where there was any. failed: by defense why it ended early.
+    training: the summary of each defense's training; empty if none was needed. failed: by defense, why training failed.
     """
 
     packed: Mapping[str, bytes] = field(default_factory=dict)
@@ -38,11 +38,11 @@ def prepare_states(
     *,
     whole: bool = False,
     workers: int | None = None,
-    told: Callable[[str, Round], None] = lambda defense, row: None,
+    after_round: Callable[[str, Round], None],
 ) -> States:
-    """Train every defense's federation up to its last attacked round, or through all rounds if `whole`.
+    """Train every defense's federation up to the last attacked round, or through all rounds if `whole`.
 
-    told: called with the defense and every finished round, those of an earlier run included.
+    after_round: called with the defense and each finished round, those of a resumed run included.
     """
     packed: dict[str, bytes] = {}
     accuracy: dict[str, float | None] = {}
@@ -51,7 +51,7 @@ def prepare_states(
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
         try:
-            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, told)
+            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, after_round)
         except LeaktightError as error:
             if defense.name == UNDEFENDED:
                 raise
@@ -75,7 +75,7 @@ def _train(
     folder: Path,
     whole: bool,
     workers: int | None,
-    told: Callable[[str, Round], None],
+    after_round: Callable[[str, Round], None],
 ) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
@@ -86,7 +86,7 @@ def _train(
         RunFolder(folder / "training" / slug(defense.name)),
         defense_kind=defense.name,
         workers=workers,
-        after_round=lambda row: told(defense.name, row),
+        after_round=lambda row: after_round(defense.name, row),
         after_state=keep,
         until=None if whole else experiment.rounds[-1],
     )
@@ -97,7 +97,7 @@ def _state_file(folder: Path, defense: Entry[Defense], round_index: int) -> Path
 
 
 def _first_accuracy(federation: Federation) -> float | None:
-    """The accuracy before any training, where the server can score the model alone."""
+    """The accuracy before training; None if only clients can score the model."""
     if federation.server.scores_on is not None:
         return None
     state = federation.first_state().server

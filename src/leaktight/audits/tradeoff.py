@@ -1,4 +1,4 @@
-"""Leakage against accuracy against time: one row for each defense, those that no other beats, and a recommendation."""
+"""The trade-off: leakage, accuracy and time of each defense, the Pareto front, and a recommendation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from leaktight.results.schema import (
 
 METRIC = "ssim"
 SAME_TIME = 0.1
-"""Times per round that differ by less than a tenth count as equal: machines are not steadier than that."""
+"""Times per round that differ by less than a tenth count as equal: a machine's timings vary that much."""
 
 
 class Figures(NamedTuple):
-    """The three things that a defense is weighed by."""
+    """What defenses are compared by. leak: SSIM of the most leaking trial. seconds: per round."""
 
     leak: float
     accuracy: float
     seconds: float
 
     def beats(self, other: Figures) -> bool:
-        """Whether these are at least as good in all three, and better in one."""
+        """Whether all three are at least as good, and one is better."""
         slower = self.seconds > other.seconds * (1 + SAME_TIME)
         faster = self.seconds * (1 + SAME_TIME) < other.seconds
         if self.leak > other.leak or self.accuracy < other.accuracy or slower:
@@ -40,7 +40,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(row: TradeoffRow) -> Figures | None:
-    """What is weighed, if all of it is known."""
+    """The figures of a row; None if one of them is unknown."""
     if row.leak.worst is None or row.accuracy is None or row.seconds_per_round is None:
         return None
     return Figures(row.leak.worst, row.accuracy, row.seconds_per_round)
@@ -49,8 +49,10 @@ def figures_of(row: TradeoffRow) -> Figures | None:
 def make_row(
     defense: str, settings: Mapping[str, Plain], cells: Sequence[CellTrials], training: TrainingSummary | None
 ) -> TradeoffRow:
-    """training: of the federation with this defense; None where it failed. Its median round gives the time: the first
-    one of a run also starts the worker processes."""
+    """The row of one defense. training: of the federation with it; None if that failed.
+
+    The time is that of the median round, since the first round also starts the worker processes.
+    """
     own = [cell for cell in cells if cell.role == "attack" and cell.defense == defense and cell.values(METRIC)]
     worst = max(own, key=lambda cell: max(cell.values(METRIC).values()), default=None)
     place = None if worst is None else worst.most_leaking(METRIC)
@@ -73,7 +75,7 @@ def make_row(
 
 
 def front(rows: Sequence[TradeoffRow]) -> list[bool]:
-    """Which rows no other row beats, among those whose figures are all known."""
+    """Which rows are on the Pareto front; rows with unknown figures are not."""
     known = [figures_of(row) for row in rows]
     others = [each for each in known if each is not None]
     return [own is not None and not any(other.beats(own) for other in others) for own in known]
@@ -86,17 +88,17 @@ def weigh(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Tradeoff:
 
 
 def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recommendation:
-    """Among the defenses against which no attacker found a leak, the one that keeps most accuracy.
+    """Recommend the most accurate defense against which no attack found a leak.
 
-    Where there is none, nothing is recommended, and the one that leaks least is named. Nothing can be recommended
-    either where no attack works without a defense.
+    If there is none, recommend nothing and name the one that leaks least. If no attack works without a defense,
+    recommend nothing.
     """
     words = {row.defense: [each for each in verdicts if each.defense == row.defense] for row in rows}
     base = next((row for row in rows if row.defense == UNDEFENDED), None)
     if base is None or all(each.verdict == "cannot-conclude" for each in words[UNDEFENDED]):
         return Recommendation(
             defense=None,
-            because="No attack works even without a defense, so nothing was learnt about any of them; "
+            because="No attack works even without a defense, so no defense can be judged; "
             "use stronger attacks or an easier update.",
         )
     others = [row for row in rows if row.defense != UNDEFENDED and row.accuracy is not None]
@@ -111,7 +113,7 @@ def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recom
     return Recommendation(
         defense=None,
         because=f"None of these defenses passed: {least.defense} leaks least ({_leak(least)}), "
-        f"at {_accuracy(least)} accuracy. Raise its strength, combine it with another, or use larger batches.",
+        f"at {_accuracy(least)} accuracy. Make it stronger, combine it with another, or use larger batches.",
     )
 
 
@@ -125,7 +127,7 @@ def _praise(best: TradeoffRow, base: TradeoffRow, safe: Sequence[TradeoffRow]) -
     return (
         f"{best.defense} is {among} against which these attacks found no leak: {_leak(best)} against {_leak(base)} "
         f"without a defense; accuracy {_accuracy(best)} against {_accuracy(base)}.{time} "
-        "It holds for these attacks, this scenario and these settings alone."
+        "This holds only for these attacks, this scenario and these settings."
     )
 
 

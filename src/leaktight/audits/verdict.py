@@ -1,19 +1,18 @@
-"""What may be concluded about a defense, in plain words, and never more than was tried.
+"""The verdict on a defense: one of four words, and the reason in a sentence.
 
 - **leaks**: one attack reconstructed at least half of its victims.
 - **partly**: an attack reconstructed some of them, or came clearly closer to all of them than the controls (the 95 %
   interval of the gain lies above 0.1 SSIM or 3 dB), or read over 70 % of the labels, which it was not given.
-- **not-found**: nothing of this, though one of the attacks reconstructs at least half of the victims without a defense
+- **not-found**: none of this, though one of the attacks reconstructs at least half of the victims without a defense
   and was tried on at least three of them.
-- **cannot-conclude**: nothing of this either, but no attack works even without a defense, or too little was tried.
+- **cannot-conclude**: none of this, and no attack works even without a defense, or fewer than three trials were run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leaktight.audits.cells import CellTrials
-from leaktight.audits.statistics import upper_bound
+from leaktight.audits.cells import CellTrials, upper_bound
 from leaktight.results.schema import UNDEFENDED, Threat, Verdict, Word
 
 MOST = 0.5
@@ -23,7 +22,7 @@ CLEAR_LABELS = 0.7
 
 
 def verdicts(cells: Sequence[CellTrials]) -> list[Verdict]:
-    """One for each defense and each attacker. An attacker who knows more can do all that others can."""
+    """One verdict for each defense and each threat model. Who knows more can run the others' attacks too."""
     attacks = [cell for cell in cells if cell.role == "attack"]
     found = []
     for defense in dict.fromkeys(cell.defense for cell in attacks):
@@ -38,7 +37,7 @@ def verdicts(cells: Sequence[CellTrials]) -> list[Verdict]:
 def judge_defense(
     defense: str, threat: Threat, own: Sequence[CellTrials], undefended: Mapping[str, CellTrials]
 ) -> Verdict:
-    """own: the attacks on the defense. undefended: the same attacks without it."""
+    """The verdict on one defense. own: the attacks on it. undefended: the same attacks without it, by name."""
     done = [cell for cell in own if cell.done]
     worst = max(done, key=_strength, default=None)
     word: Word = "cannot-conclude"
@@ -72,7 +71,7 @@ def _weigh(worst: CellTrials, done: Sequence[CellTrials], undefended: Mapping[st
     if not proven:
         return "cannot-conclude", (
             f"{names} reconstructed nothing, but none of them reconstructs half of the victims even without a "
-            f"defense: {_scores(worst)}. Stronger attacks, or an easier update, are needed to tell."
+            f"defense: {_scores(worst)}. Use stronger attacks or an easier update."
         )
     tried = max(len(cell.done) for cell in proven)
     if tried < MIN_TRIALS:
@@ -86,7 +85,7 @@ def _weigh(worst: CellTrials, done: Sequence[CellTrials], undefended: Mapping[st
 
 
 def _traces(cell: CellTrials) -> str | None:
-    """What an attack got out of an update short of a reconstruction."""
+    """What an attack learnt from the updates without a reconstruction, in words; None if nothing."""
     for metric, least in CLEAR_GAIN.items():
         gain = cell.gain(metric)
         if gain is not None and len(cell.done) >= MIN_TRIALS and gain.low > least:
@@ -99,7 +98,7 @@ def _traces(cell: CellTrials) -> str | None:
 
 
 def _scores(cell: CellTrials) -> str:
-    """SSIM and PSNR with those of the controls."""
+    """Mean SSIM and PSNR, with those of the controls."""
     parts = []
     for metric, form in (("SSIM", "{:z.2f}"), ("PSNR", "{:z.1f} dB")):
         score, control = cell.interval(metric.lower()), cell.control(metric.lower())
@@ -127,7 +126,7 @@ def _threats(cells: Sequence[CellTrials], defense: str) -> list[Threat]:
 
 
 def _within(threat: Threat, other: Threat) -> bool:
-    """Whether whoever is `other` is able to do what `threat` can."""
+    """Whether the attacker of `other` can do all that the attacker of `threat` can."""
     same = threat.sees == other.sees and threat.server in (other.server, "curious")
     return same and set(threat.knows) <= set(other.knows)
 
@@ -137,7 +136,8 @@ def _first_error(cells: Sequence[CellTrials]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """
+    """The distinct names, in words.
+
     >>> _listed(["a"]), _listed(["a", "b", "c"])
     ('a', 'a, b and c')
     """

@@ -1,1 +1,1 @@
-"""The command line: each file parses one command, calls what does the work, and prints."""
+"""The command line: each file parses the options of one command, calls `leaktight.api` and prints."""

@@ -1,7 +1,6 @@
-"""The command line. Exit codes: 0 done, 1 the work failed, 2 bad usage or config, 130 interrupted.
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad usage or config, 130 interrupted.
 
-One file a command. Commands parse their options, call the front door (`leaktight.api`) and print; what is heavy is
-imported when a command runs.
+Slow modules are imported when a command runs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from leaktight.core.errors import LeaktightError, UsageError
 
 app = typer.Typer(
     name="leaktight",
-    help="Measure what a federated-learning update gives away about its training data, and what each defense costs.",
+    help="Measure what federated-learning updates leak about training data, and what each defense costs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,7 +31,7 @@ app.command("report")(report.command)
 app.command("list")(listing.command)
 app.command("data")(data.command)
 
-generators = typer.Typer(no_args_is_help=True, help="Generators of images, for the attacks ggl and gias.")
+generators = typer.Typer(no_args_is_help=True, help="Image generators for the attacks ggl and gias.")
 generators.command("train")(generator.command)
 app.add_typer(generators, name="generator")
 
@@ -49,8 +48,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Run the command line; every known error is one line on stderr."""
-    sys.path.insert(0, os.getcwd())  # a user's own "module:name" is found in the current folder
+    """Run the command line. Errors of Leaktight are printed as one line on stderr."""
+    sys.path.insert(0, os.getcwd())  # so that a user's "module:name" is found in the current folder
     try:
         app(standalone_mode=True)
     except KeyboardInterrupt:

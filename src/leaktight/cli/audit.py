@@ -1,4 +1,4 @@
-"""`leaktight audit` and `leaktight tradeoff`: the same options, and the second also trains every defense."""
+"""`leaktight audit` and `leaktight tradeoff`, which have the same options."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 from leaktight.cli import options
 from leaktight.config.tables import AUDIT_SCENARIO, read_tables
 
-AUDIT_HELP = """The main job: attack every defense in a federated scenario; verdicts, a table, report.html.
+AUDIT_HELP = """Attack every defense in a federated scenario; prints verdicts and a table, writes report.html.
 
 Example: leaktight audit --defense outpost --attack csdlg --trials 10
 """
-TRADEOFF_HELP = """Leakage, accuracy and time of every defense, those that no other beats, and a recommendation.
+TRADEOFF_HELP = """Compare leakage, accuracy and time of defenses, and recommend one.
 
 Example: leaktight tradeoff --defense outpost --defense noise --set federation.rounds=20
 """
@@ -26,7 +26,7 @@ def command(
     attack: options.Attacks = None,
     defense: options.Defenses = None,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive/--no-adaptive", help="Also attack each defense with those who know it.")
+        bool, typer.Option("--adaptive/--no-adaptive", help="Also attack each defense with knowledge of it.")
     ] = True,
     trials: Annotated[int | None, typer.Option(min=1, help="Victims for each attack on each defense.")] = None,
     out: options.Out = None,
@@ -37,7 +37,7 @@ def command(
     as_json: options.Json = False,
 ) -> None:
     named = {"attack": attack or (), "defense": defense or ()}
-    read_tables(config, overrides or (), named=named, scenario=AUDIT_SCENARIO)  # errors come before heavy imports
+    read_tables(config, overrides or (), named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.audit import plan

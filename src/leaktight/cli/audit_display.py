@@ -1,7 +1,8 @@
-"""What a person sees of an audit: progress with the time left on stderr, and the table and verdicts at the end."""
+"""The output of an audit: progress on stderr, then the table and the verdicts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from string import ascii_lowercase
 from types import TracebackType
@@ -24,12 +25,12 @@ VERDICTS: Mapping[Word, tuple[str, str]] = {
     "cannot-conclude": ("cannot conclude", "magenta"),
 }
 COLUMNS = ("attack", "PSNR dB", "SSIM", "worst", "blind", "leaked", "flags")
-"""PSNR and SSIM with their 95 % intervals, the SSIM of the worst trial, and of the best guess without the update."""
+"""PSNR and SSIM with 95 % intervals, SSIM of the most leaking trial (worst) and of the best control (blind)."""
 TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its share", "front")
 
 
 class AuditDisplay(Watcher):
-    """A bar with the time left on a terminal, plain lines elsewhere. rounds: how many are trained for each defense."""
+    """Progress bars on a terminal, plain lines elsewhere. rounds: of training per defense."""
 
     def __init__(self, rounds: int, console: Console) -> None:
         self.training, self.console = rounds, console
@@ -59,7 +60,7 @@ class AuditDisplay(Watcher):
         self.done, self.total = done, total
         self.progress.update(self.trials, completed=done, total=total, visible=True)
         if done:
-            say(self.console, f"{done} of {total} trials are there already")
+            say(self.console, f"{done} of {total} trials are done already")
 
     def trial_done(self, trial: Trial) -> None:
         self.done += 1
@@ -69,11 +70,11 @@ class AuditDisplay(Watcher):
 
 
 def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
-    """What is about to be done, before it is done."""
-    for name, told in facts.items():
-        say(console, f"{name}: {told}")
+    """Print the scenario and the planned attacks."""
+    for name, value in facts.items():
+        say(console, f"{name}: {value}")
     attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
-    knowing = [f"; {each.name} who knows {each.against}" for each in experiment.attacks if each.adaptive]
+    knowing = [f"; {each.name} with knowledge of {each.against}" for each in experiment.attacks if each.adaptive]
     defenses = ", ".join(each.name for each in experiment.defenses)
     say(console, f"{len(experiment.trials)} attacks: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
 
@@ -82,12 +83,12 @@ def trial_words(trial: Trial) -> str:
     """A finished trial on one line."""
     if trial.status == "failed":
         return f"{trial.id} failed: {trial.error}"
-    told = [f"{name} {score:.2f}" for name in ("psnr", "ssim") if (score := trial.score(name)) is not None]
-    return f"{trial.id} {' '.join(told)} ({trial.seconds:.1f} s)"
+    scores = [f"{name} {score:.2f}" for name in ("psnr", "ssim") if (score := trial.score(name)) is not None]
+    return f"{trial.id} {' '.join(scores)} ({trial.seconds:.1f} s)"
 
 
 def print_audit(summary: Summary, console: Console) -> None:
-    """The table of cells, the verdicts with their evidence, the flags, and the trade-off if there is one."""
+    """Print the table of cells, the verdicts, the flags, and the trade-off if there is one."""
     letters = dict(zip(dict.fromkeys(flag.code for flag in summary.flags), ascii_lowercase, strict=False))
     console.print(cells_table(summary, letters))
     console.print(f"\na trial leaked {summary.leaked_if}", highlight=False, markup=False)
@@ -105,44 +106,50 @@ def print_audit(summary: Summary, console: Console) -> None:
         console.print()
         console.print(tradeoff_table(summary.tradeoff))
         if (advice := summary.tradeoff.recommendation) is not None:
-            told = f"recommended: {advice.defense or 'none of these'}. {advice.because}"
-            console.print(told, highlight=False, markup=False)
+            text = f"recommended: {advice.defense or 'none of these'}. {advice.because}"
+            console.print(text, highlight=False, markup=False)
 
 
 def ledger_words(ledger: Ledger) -> str:
-    """The facts behind the scores on one line.
+    """The conditions of the scores on one line.
 
     >>> ledger_words(Ledger(labels="given", local_steps=1, batch_norm=False, assumed=()))
     'labels given, local steps 1, batch norm no'
     """
-    said = {name: fact(value) for name, value in ledger.facts().items() if value != ()}
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in said.items())
+    known = {name.replace("_", " "): fact(value) for name, value in ledger.facts().items() if value != ()}
+    return ", ".join(f"{name} {value}" for name, value in known.items())
 
 
 def cells_table(summary: Summary, letters: Mapping[str, str]) -> Table:
-    """A row for each attack on each defense, the negative controls' best beside it. letters: of the flags.
-
-    A plus marks an attacker who knows the defense.
-    """
+    """A row for each attack on each defense; "+" marks an attacker who knows the defense. letters: of the flags."""
     table = _table(COLUMNS, left=("attack", "flags"))
     before = None
     for cell in summary.cells:
         if cell.role != "attack":
             continue
         if cell.defense != before:
-            table.add_row(defense_words(cell.defense), style="bold")
+            table.add_row(short_name(defense_words(cell.defense)), style="bold")
         table.add_row(*_cells(cell, letters))
         before = cell.defense
     return table
+
+
+def short_name(method: str) -> str:
+    """The name of a method in a table: without the module of a user's own class.
+
+    >>> short_name("my_package.attacks:FirstLayer(rows=2)"), short_name("csdlg")
+    ('FirstLayer(rows=2)', 'csdlg')
+    """
+    return re.sub(r"^[\w.]+:", "", method)
 
 
 def tradeoff_table(tradeoff: Tradeoff) -> Table:
     table = _table(TRADEOFF_COLUMNS, left=("defense", "by"))
     for row in tradeoff.rows:
         table.add_row(
-            defense_words(row.defense),
+            short_name(defense_words(row.defense)),
             shown(row.leak.worst, "{:z.2f}"),
-            row.leak.attack or MISSING,
+            short_name(row.leak.attack or MISSING),
             shown(row.accuracy, "{:.1%}"),
             shown(row.seconds_per_round, "{:z.2f}"),
             shown(row.cost_share, "{:.1%}"),
@@ -160,7 +167,7 @@ def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
 
 def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"  {cell.attack}{' +' if cell.adaptive else ''}",
+        f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
         _spread(cell.scores.get("psnr"), "{:.0f}"),
         _spread(cell.scores.get("ssim"), "{:z.2f}"),
         shown(cell.worst_of("ssim"), "{:.2f}"),

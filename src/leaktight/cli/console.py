@@ -1,4 +1,4 @@
-"""What all commands print with. Results go to standard output, everything else to standard error."""
+"""Printing of all commands. Results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
 
 
 def say(console: Console, text: str) -> None:
-    """A line of plain text: no markup, no colours, broken by the terminal alone."""
+    """Print a line of plain text, without markup, colours or line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def called() -> str:
-    """The command line, without the key of a replay."""
+    """The command line, without a secret key."""
     return shlex.join(["leaktight", *without_secrets(sys.argv[1:])])
 
 
 @contextmanager
 def resumable(path: Path, console: Console) -> Iterator[None]:
-    """Tell whoever interrupts a run in `path` how to go on with it: by the call that began it."""
+    """If the run in `path` is interrupted, print the command that continues it."""
     try:
         yield
     except KeyboardInterrupt:
         file = path / "command.txt"
         call = file.read_text().strip() if file.exists() else called()
-        say(console, f"stopped; go on with: {resume_command(call, path)}")
+        say(console, f"stopped; continue with: {resume_command(call, path)}")
         raise
 
 
 def resume_command(call: str, path: Path) -> str:
-    """The same call, to go on with the run in `path`.
+    """The call with the options that continue the run in `path`.
 
     >>> resume_command("leaktight audit --resume", Path("runs/a"))
     'leaktight audit --resume --out runs/a'

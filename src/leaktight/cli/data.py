@@ -11,13 +11,13 @@ from leaktight.cli import options
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="A data set or weights; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set or weights (default: list all).")] = None,
     data_root: options.DataRoot = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check the files that are there; fetch nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there but damaged.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the existing files; download nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace damaged files.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Fetch a data set with checksum and resume, or say exactly what to put where.
+    """Download a data set and check it, or say which files to put where.
 
     Example: leaktight data mnist
     """
@@ -31,7 +31,6 @@ def command(
 
 
 def _list(root: Path, *, as_json: bool) -> None:
-    """What there is to fetch, and what is here."""
     from rich.console import Console
 
     from leaktight.cli.console import print_json, print_table, say

@@ -1,4 +1,4 @@
-"""What a person sees of training and downloads: progress on stderr (plain lines where that is no terminal), a table."""
+"""The output of training and downloads: progress on stderr (plain lines if it is no terminal), and a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHOWN_ROWS = 12
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number in this form, a dash for none."""
+    """A number in the format `form`, or "-" for None."""
     return MISSING if value is None else form.format(value)
 
 
@@ -48,7 +48,7 @@ def human_bytes(number: float) -> str:
 
 
 def cells(row: Round) -> tuple[str, ...]:
-    """A round as text, in the order of `COLUMNS`; the column of the defense is its share of the clients' time."""
+    """The cells of a round, in the order of `COLUMNS`; "defense" is its share of the clients' time."""
     failed = f" ({len(row.failures)} failed)" if row.failures else ""
     return (
         str(row.round),
@@ -73,10 +73,10 @@ def rounds_table(rows: Sequence[Round]) -> Table:
 
 
 def defense_line(cost: DefenseCost) -> str:
-    """What a defense cost and what it says about itself.
+    """The cost and the figures of a defense on one line.
 
-    >>> told = {"kind": "noise", "share_of_time": 0.021, "seconds_per_step": 3e-5, "noise_std": 0.1}
-    >>> defense_line(DefenseCost.model_validate(told))
+    >>> cost = {"kind": "noise", "share_of_time": 0.021, "seconds_per_step": 3e-5, "noise_std": 0.1}
+    >>> defense_line(DefenseCost.model_validate(cost))
     'defense noise: 2.1 % of local training time, 0.03 ms a step; noise_std 0.1'
     """
     parts = [f"{name} {value:.4g}{' a round' * name.endswith('_seconds')}" for name, value in cost.figures.items()]
@@ -87,7 +87,7 @@ def defense_line(cost: DefenseCost) -> str:
 
 
 def progress_bars(console: Console, *, transient: bool = False, disable: bool = False) -> Progress:
-    """Bars with how many are done, the time gone and the time left."""
+    """Progress bars with counts, elapsed time and remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -102,7 +102,7 @@ def progress_bars(console: Console, *, transient: bool = False, disable: bool = 
 
 
 class TrainingDisplay:
-    """A live view of the rounds. `client_done` and `round_done` are called by the engine."""
+    """A live table of the rounds. The engine calls `client_done` and `round_done`."""
 
     def __init__(self, rounds: int, clients_per_round: int, console: Console) -> None:
         self.console = console
@@ -141,7 +141,7 @@ class TrainingDisplay:
 
 
 def print_training(summary: TrainingSummary, path: Path) -> None:
-    """The last rounds, what came of the training, and where its files are."""
+    """Print the last rounds, the final scores and the paths of the files."""
     console = Console()
     console.print(rounds_table(summary.rounds[-5:]))
     uploaded = sum(row.bytes_up for row in summary.rounds)
@@ -156,7 +156,7 @@ def print_training(summary: TrainingSummary, path: Path) -> None:
 
 
 class DownloadDisplay:
-    """A bar for each file that is fetched."""
+    """A progress bar for each downloaded file."""
 
     def __init__(self, console: Console) -> None:
         self.bars = Progress(

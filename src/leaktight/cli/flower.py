@@ -17,11 +17,11 @@ def command(
     overrides: options.Set = None,
     defense: options.Stacked = None,
 ) -> None:
-    """Write the scenario as a Flower project, for `flwr run` on a simulation or on a SuperLink with SuperNodes.
+    """Write the scenario as a Flower project, to run with `flwr run` as a simulation or on a SuperLink.
 
     Example: leaktight flower export my-app my.toml --defense outpost
     """
-    read_tables(config, overrides or (), named={"defense": defense or ()})  # errors before anything heavy is imported
+    read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.flower_project import export

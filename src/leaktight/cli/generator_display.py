@@ -12,8 +12,8 @@ from leaktight.cli.display import progress_bars
 def run(planned: PlannedGenerator, *, as_json: bool) -> None:
     """Train the generator with a bar of its epochs, and say where it is and how to use it."""
     errors = Console(stderr=True)
-    said = f"{planned.dataset.name}: {len(planned.public)} images of the test part, which no client holds"
-    say(errors, said + (f"; {planned.left_out} that clients hold too are left out" if planned.left_out else ""))
+    source = f"{planned.dataset.name}: {len(planned.public)} images of the test part, which no client holds"
+    say(errors, source + (f"; {planned.left_out} that clients also hold are left out" if planned.left_out else ""))
     with progress_bars(errors, disable=not errors.is_terminal) as bars:
         task = bars.add_task("epochs", total=planned.epochs)
 

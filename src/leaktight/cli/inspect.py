@@ -15,22 +15,23 @@ from leaktight.core.errors import UsageError
 N = TypeVar("N", int, float)
 
 Model: TypeAlias = Annotated[
-    str, typer.Option(metavar="NAME|MODULE:FUNCTION", help="The network, as `leaktight train` has it.")
+    str, typer.Option(metavar="NAME|MODULE:FUNCTION", help="The network: one of `leaktight list models`, or your own.")
 ]
 Before: TypeAlias = Annotated[
-    Path, typer.Option(help="The model that the client got: .pt, .pth, .safetensors or .npz.")
+    Path, typer.Option(help="The model that the client received: .pt, .pth, .safetensors or .npz.")
 ]
 Shape: TypeAlias = Annotated[str, typer.Option(metavar="C,H,W", help="The size of one image.")]
 After: TypeAlias = Annotated[Path | None, typer.Option(help="The model that the client sent back.")]
-Change: TypeAlias = Annotated[Path | None, typer.Option(help="What the client sent instead: see --kind.")]
+Change: TypeAlias = Annotated[Path | None, typer.Option(help="The update, instead of --after; see --kind.")]
 Kind: TypeAlias = Annotated[
-    Literal["delta", "gradient"] | None, typer.Option(help="What --update is: after minus before, or a gradient.")
+    Literal["delta", "gradient"] | None, typer.Option(help="Type of --update: delta is after minus before.")
 ]
 Classes: TypeAlias = Annotated[int | None, typer.Option(help="Number of classes (default: rows of the last layer).")]
 Mean: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="M[,M,M]", help="Normalisation of images in [0, 1] before the network.")
+    str | None,
+    typer.Option(metavar="M[,M,M]", help="Mean of images in [0, 1], if normalised outside of the network."),
 ]
-Std: TypeAlias = Annotated[str | None, typer.Option(metavar="S[,S,S]", help="The same: (x - mean) / std.")]
+Std: TypeAlias = Annotated[str | None, typer.Option(metavar="S[,S,S]", help="The network received (x - mean) / std.")]
 BatchSize: TypeAlias = Annotated[int | None, typer.Option(help="Examples behind the update (default: 1).")]
 Labels: TypeAlias = Annotated[
     str | None, typer.Option(metavar="L[,L...]", help="Their labels, if the attacker knows them.")
@@ -40,10 +41,10 @@ Local: TypeAlias = Annotated[
     typer.Option(metavar="KEY=VALUE", help="Local training: learning_rate, epochs or steps, batch_size, momentum ..."),
 ]
 Mode: TypeAlias = Annotated[
-    Literal["train", "eval"] | None, typer.Option(help="How batch normalisation and dropout ran (default: train).")
+    Literal["train", "eval"] | None, typer.Option(help="Mode of batch normalisation and dropout (default: train).")
 ]
 Truth: TypeAlias = Annotated[
-    Path | None, typer.Option(help="The true images, to score against: a picture, a folder of pictures, an .npz.")
+    Path | None, typer.Option(help="The true images, for scoring: a picture, a folder of pictures or an .npz.")
 ]
 
 
@@ -70,7 +71,7 @@ def command(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Attack an update that you captured: what can be reconstructed from it, and what its numbers show.
+    """Attack a captured update: what can be reconstructed from it?
 
     Example: leaktight inspect --model net:build --before before.pt --after after.pt --shape 1,28,28
     """
@@ -81,7 +82,7 @@ def command(
     known = None if labels is None else _numbers(labels, "--labels", int)
     settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
     tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
-    check_tables(tables, "leaktight inspect")  # errors before anything heavy is imported
+    check_tables(tables, "leaktight inspect")  # report errors before slow imports
     from leaktight.api.inspect import plan
     from leaktight.cli.inspect_display import run
 
@@ -106,11 +107,12 @@ def command(
 
 
 def _numbers(text: str | None, option: str, kind: type[N]) -> list[N]:
-    """
+    """Numbers separated by commas.
+
     >>> _numbers("3,32,32", "--shape", int)
     [3, 32, 32]
     """
     try:
         return [] if text is None else [kind(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"expected {option} to be numbers with commas between them, got {text!r}") from None
+        raise UsageError(f"expected {option} to be numbers separated by commas, got {text!r}") from None

@@ -1,4 +1,4 @@
-"""What a person sees of an inspection: what is about to be tried, and what was found."""
+"""The output of an inspection: the planned attacks, then the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leaktight.results.schema import Summary
 
 
 def announce(prepared: Prepared, console: Console) -> None:
-    """What is about to be done, before it is done."""
+    """Print the facts about the update, the planned attacks and the assumptions."""
     for name, fact in prepared.facts.items():
         say(console, f"{name}: {fact}")
     say(console, f"attacks: {', '.join(f'{entry.name} ({entry.role})' for entry in prepared.inspection.attacks)}")
@@ -35,7 +35,7 @@ def run(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Say what is planned, run it, and print what was found."""
+    """Print the plan, run it, and print the results."""
     errors = Console(stderr=True)
     parse_workers(workers)
     announce(planned.prepared, errors)
@@ -55,7 +55,7 @@ def run(
 
 
 def print_inspection(summary: Summary, console: Console) -> None:
-    """A row for each attack, the verdict with its evidence, and the flags."""
+    """Print a row for each attack, the verdict and the flags."""
     console.print(attacks_table(summary))
     console.print()
     for verdict in summary.verdicts:
@@ -72,7 +72,7 @@ def print_inspection(summary: Summary, console: Console) -> None:
 
 
 def attacks_table(summary: Summary) -> Table:
-    """The attack's own loss and labels; scores and the best guess without the update where the truth is known."""
+    """Losses and labels of each attack; with the truth also scores and the best control (blind)."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     scores = ("PSNR dB", "SSIM", "blind SSIM") if summary.truth_given else ()
     for column in ("attack", "first loss", "last loss", *scores, "labels"):

@@ -15,7 +15,7 @@ def command(
     kind: Annotated[str, typer.Argument(help="datasets, partitions, models, aggregators, defenses, metrics ...")],
     as_json: options.Json = False,
 ) -> None:
-    """The names that a config and the options accept, with a line about each."""
+    """List the names that configs and options accept, with a description of each."""
     from leaktight.cli.console import print_json, print_table
 
     if kind not in ENTRIES:

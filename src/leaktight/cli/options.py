@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, and their help."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 Config: TypeAlias = Annotated[
-    Path | None, typer.Argument(help="A TOML config. Without one, a built-in scenario on embedded data runs offline.")
+    Path | None, typer.Argument(help="A TOML config (default: a built-in scenario that needs no download).")
 ]
 Set: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; may be repeated.")
@@ -19,7 +19,7 @@ Attacks: TypeAlias = Annotated[
 ]
 Defenses: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--defense", metavar="KIND", help="A defense of the catalogue, or MODULE:CLASS; each by itself."),
+    typer.Option("--defense", metavar="KIND", help="A defense of the catalogue, or MODULE:CLASS; each is tried alone."),
 ]
 Stacked: TypeAlias = Annotated[
     list[str] | None,
@@ -27,19 +27,15 @@ Stacked: TypeAlias = Annotated[
 ]
 Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's folder (default: runs/COMMAND-NNN).")]
 Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Go on with --out, or with the newest run of the same settings.")
+    bool, typer.Option("--resume", help="Continue the run in --out, or the newest run with the same settings.")
 ]
 Workers: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core); no effect on numbers."
-    ),
+    typer.Option("--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core; 0: this one)."),
 ]
 DataRoot: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--data-root", help="Folder of downloaded data sets (default: $LEAKTIGHT_DATA, else a user cache)."),
+    typer.Option("--data-root", help="Folder of downloaded data sets (default: $LEAKTIGHT_DATA or a user cache)."),
 ]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")]
-Json: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, nothing else.")
-]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, and stop.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print only a JSON document on standard output.")]

@@ -21,7 +21,7 @@ def command(
         typer.Option(help="The file (default: RUN/report.html, comparison.html for several; tables are printed)."),
     ] = None,
 ) -> None:
-    """Make a run's page again, compare runs side by side, or print their tables.
+    """Write the report of a run, compare several runs, or print their tables.
 
     Example: leaktight report runs/audit-001 runs/audit-002 --format md
     """
@@ -36,7 +36,7 @@ def command(
     if form != "html":
         text = WRITERS[form](loaded)
         if out is None:
-            typer.echo(text.encode(), nl=False)  # bytes: a terminal without UTF-8 is no reason to fail
+            typer.echo(text.encode(), nl=False)  # bytes, so that a terminal without UTF-8 does not raise
             return
         path = out
     else:

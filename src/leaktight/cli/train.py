@@ -15,25 +15,25 @@ def command(
     overrides: options.Set = None,
     defense: options.Stacked = None,
     centralised: Annotated[
-        bool, typer.Option("--centralised", help="Train on the pooled data: the reference without federation.")
+        bool, typer.Option("--centralised", help="Train one client with all data, for reference.")
     ] = False,
     out: options.Out = None,
     engine: Annotated[
-        Literal["inprocess", "flower"], typer.Option(help="Worker processes, or Flower's simulation; same numbers.")
+        Literal["inprocess", "flower"], typer.Option(help="Worker processes, or Flower's simulation; same results.")
     ] = "inprocess",
     resume: options.Resume = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes for clients (default: one per core); no effect on numbers.")
+        int | None, typer.Option(min=1, help="Processes for clients (default: one per core); results do not change.")
     ] = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Federated training: accuracy, loss, time and bytes of every round, a checkpoint after each.
+    """Train a federation; prints accuracy, loss, time and bytes of every round, with a checkpoint after each.
 
     Example: leaktight train --set federation.rounds=50 --set partition.kind=iid
     """
-    read_tables(config, overrides or (), named={"defense": defense or ()})  # errors before anything heavy is imported
+    read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.train import plan
@@ -58,7 +58,7 @@ def command(
                 after_client=display.client_done,
             )
     except KeyboardInterrupt:
-        say(errors, f"stopped; go on with the same command and --resume --out {path}")
+        say(errors, f"stopped; continue with the same command and --resume --out {path}")
         raise
     if as_json:
         print_json(summary.document())

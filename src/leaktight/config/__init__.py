@@ -1,1 +1,1 @@
-"""Settings: TOML, the catalogue, and experiments made of them."""
+"""Settings from TOML, the catalogue of methods, and the experiments built from them."""

@@ -1,4 +1,4 @@
-"""From a configuration to an experiment: what is tried where a config does not say, and the scenario in plain words."""
+"""Builds an audit's experiment from a configuration: default attacks and defenses, and facts for readers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SMALL_NETWORK = 200_000
 
 
 def complete(config: Config, *, trials: int | None, defenses_named: bool) -> Config:
-    """The config with all that an audit needs: attacks and controls, the undefended federation first, settings.
+    """The config with defaults for an audit: attacks, controls, "none" as the first defense, settings.
 
-    defenses_named: whether the command named them, so that "none" alone is meant.
+    trials: overrides the setting unless None. defenses_named: the caller chose the defenses; add no defaults.
     """
     defenses = tuple(each for each in config.defenses if type(each) is not Defense)
     if not defenses and not defenses_named:
@@ -58,7 +58,7 @@ def complete(config: Config, *, trials: int | None, defenses_named: bool) -> Con
 
 
 def _default_attacks(threat: ThreatModel) -> tuple[Attack, ...]:
-    """Three published attacks at their full strength; labels are inferred where the attacker does not know them."""
+    """Three published attacks at full strength; labels are inferred if the attacker does not know them."""
     labels = None if Knowledge.LABELS in threat.knows else Geng()
     return CsDlg(labels=labels), Dlg(), InvertingGradients(labels=labels)
 
@@ -68,9 +68,9 @@ def _blind_labels(threat: ThreatModel) -> Given | BiasCorrected:
 
 
 def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, adaptive: bool) -> Experiment:
-    """The experiment of a complete config. adaptive: also attack each defense with the attackers who know it."""
+    """The experiment of a complete config. adaptive: also attack each defense with knowledge of it."""
     federation = build_federation(replace(config, defenses=(Defense(),)), dataset, partition)
-    # Left open, timed iterations would choose between kernels that differ in the last bits.
+    # Otherwise timed iterations would choose between kernels whose results differ in the last bits.
     onednn = not is_small(federation.trainer.model)  # small networks are faster without it
     attacks = [each.pinned(onednn=onednn) for each in config.attacks]
     defenses = _entries(config.defenses)
@@ -92,7 +92,7 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
         settings=config.audit or AuditSettings(),
         data_root=data_root(config.data_root),
     )
-    experiment.attacked_federation(Defense(), 0)  # settings that do not fit the data fail here, not in a worker
+    experiment.attacked_federation(Defense(), 0)  # fails here, not in a worker, if settings do not fit the data
     return experiment
 
 
@@ -102,7 +102,7 @@ def is_small(model: nn.Module) -> bool:
 
 
 def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[AttackEntry]:
-    """The attacks of these kinds; all where none of them is tried, or none is named."""
+    """The attacks of these kinds; all attacks if there are none."""
     for kind in kinds:
         if kind not in ATTACKS:
             raise ConfigError(f"audit.adapted: unknown attack {kind!r}; {suggestion(kind, ATTACKS)}")
@@ -111,7 +111,7 @@ def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[Att
 
 
 def _adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
-    """The attacks made for a defense."""
+    """The adaptive attacks on a defense."""
     made = [(entry, adapt(entry.value, defense.value)) for entry in entries]
     return [
         AttackEntry(entry.name, settings_of(attack), attack, against=defense.name)
@@ -130,7 +130,7 @@ def _names(methods: Sequence[Any]) -> list[str]:
 
 
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
-    """The scenario in plain words."""
+    """Facts about the scenario, for readers of the results."""
     federation = experiment.federation
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {

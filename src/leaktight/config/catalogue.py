@@ -1,6 +1,6 @@
 """Every method by name: the name is the catalogue key, the `kind` in a config, and the id of its tests.
 
-Names and descriptions are in `names.py`. A method is imported when it is first looked up.
+Names and descriptions are in `names.toml`. A method is imported when it is first looked up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
 from leaktight.fl.fedboosting import Fusion
 from leaktight.models.gan import GeneratorSource
-from leaktight.models.source import ModelSource
+from leaktight.models.source import ModelSource, Network
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -50,7 +50,7 @@ class Family(Mapping[str, type[T_co]], Generic[T_co]):
 
 DATASETS: Family[DatasetSource] = Family("datasets", DatasetSource)
 PARTITIONS: Family[Scheme] = Family("partitions", Scheme)
-MODELS: Family[ModelSource] = Family("models", ModelSource)
+MODELS: Family[Network] = Family("models", ModelSource)
 GENERATORS: Family[GeneratorSource] = Family("generators", GeneratorSource)
 SCHEDULES: Family[Schedule] = Family("schedules", Schedule)
 AGGREGATORS: Family[Aggregator] = Family("aggregators", Aggregator)

@@ -1,4 +1,4 @@
-"""From what a user says about a captured update to an inspection: its attacks, its record, and its facts in words."""
+"""Builds an inspection from what a user states about a captured update."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from leaktight.core.types import Mode, Params
 from leaktight.data.dataset import data_root
 from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspections.checks import looks_of
-from leaktight.inspections.files import Held, TrueExamples, held, read_truth
+from leaktight.inspections.files import TensorFile, TrueExamples, read_truth, tensor_file
 from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
 
 WHERE = "leaktight inspect"
 TABLES = ("seed", "model", "local", "attack")
 MOST_SIMULATED = 16
-"""So many local steps are repeated on a guess; more are taken for one, which is quicker and rougher."""
+"""The most local steps that attacks simulate; more are treated as one step, which is faster and less exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a user says about a captured update. None: not said.
+class CaptureRequest:
+    """What a user states about a captured update; None for what is not stated.
 
-    before: the model that the client got. after: what it sent back; update: its change instead, of this `kind`. All are
-    files, or tensors by name. inputs: the size of one image. mean, std: of images in [0, 1], before the network.
-    labels: those that the attacker knows. truth: the true images (N, C, H, W) in [0, 1], or a file of them.
+    before: the model that the client received. after: the model that it sent back; or update: the change, of this
+    `kind`. All are files, or tensors by name. inputs: the size of one image. mean, std: normalisation of images in
+    [0, 1] before the network. labels: known to the attacker. truth: the true images (N, C, H, W) in [0, 1], or a file.
     given: a table or an object for `local`. overrides: "table.key=value". attacks: kinds or objects to try.
     """
 
@@ -74,15 +74,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An inspection that is ready to run. record: the resolved settings as TOML. facts: in plain words."""
+    """An inspection that is ready to run. record: the resolved settings as TOML. facts: for readers."""
 
     inspection: Inspection
     record: str
     facts: dict[str, Any]
 
 
-def prepare(request: Request) -> Prepared:
-    """Read and check everything that the request names; nothing is attacked yet."""
+def prepare(request: CaptureRequest) -> Prepared:
+    """Read and check all files and settings of the request; no attack runs yet."""
     kind = _kind(request)
     tables = _tables(request)
     truth = None if request.truth is None else read_truth(request.truth, request.inputs)
@@ -102,7 +102,7 @@ def prepare(request: Request) -> Prepared:
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    before, change = held(request.before, "before"), held(_change(request), kind)
+    before, change = tensor_file(request.before, "before"), tensor_file(_change(request), kind)
     captured = load_capture(settings, before, change, kind)
     _check_truth_labels(truth, captured)
     inspection = Inspection(
@@ -118,24 +118,24 @@ def prepare(request: Request) -> Prepared:
     return Prepared(inspection, record, _facts(request, inspection, before, change, kind))
 
 
-def _kind(request: Request) -> ChangeKind:
+def _kind(request: CaptureRequest) -> ChangeKind:
     if (request.after is None) == (request.update is None):
         got = "both" if request.after else "neither"
         raise UsageError(f"expected either --after, the model after training, or --update, its change; got {got}")
     if request.update is None:
         if request.kind is not None:
-            raise UsageError("--kind says what --update holds; with --after leave it out")
+            raise UsageError("--kind describes --update; leave it out with --after")
         return "after"
     if request.kind is None:
         raise UsageError("expected --kind delta (after minus before) or --kind gradient with --update, got none")
     return request.kind
 
 
-def _change(request: Request) -> Path | Params:
+def _change(request: CaptureRequest) -> Path | Params:
     return request.after if request.after is not None else request.update or {}
 
 
-def _tables(request: Request) -> dict[str, object]:
+def _tables(request: CaptureRequest) -> dict[str, object]:
     model = {"kind": request.model} if isinstance(request.model, str) else request.model
     base = {"seed": 0, "model": model, "local": {}, **request.given}
     tables = overridden(base, request.overrides, {"attack": request.attacks})
@@ -146,7 +146,7 @@ def _tables(request: Request) -> dict[str, object]:
 
 
 def _local(table: object, count: int, kind: ChangeKind) -> LocalTraining | None:
-    """The local training, all examples in one batch unless it says otherwise; None where nothing was said."""
+    """The local training, by default with all examples in one batch; None if nothing was stated."""
     if isinstance(table, LocalTraining):
         return table
     if not table:
@@ -154,9 +154,9 @@ def _local(table: object, count: int, kind: ChangeKind) -> LocalTraining | None:
     if not isinstance(table, Mapping):
         raise UsageError(f"expected local training as a table, got {table!r}")
     if kind == "gradient":
-        raise UsageError("a gradient is of one batch and has no local training; leave --local out, or use --kind delta")
+        raise UsageError("a gradient of one batch has no local training; leave --local out, or use --kind delta")
     if "learning_rate" not in table:
-        raise UsageError("expected --local learning_rate=..., got none; without it leave --local out altogether")
+        raise UsageError("expected --local learning_rate=..., got none; leave --local out if the rate is unknown")
     return build(LocalTraining, {"batch_size": count, **table}, WHERE, "local")
 
 
@@ -166,14 +166,14 @@ def _check_truth_labels(truth: TrueExamples | None, captured: Captured) -> None:
         raise UsageError(f"expected true labels from 0 to {captured.seen.num_classes - 1}, got {labels.tolist()}")
 
 
-def _assumed(request: Request, count: int | None, captured: Captured) -> list[str]:
+def _assumed(request: CaptureRequest, count: int | None, captured: Captured) -> list[str]:
     notes = []
     if count is None:
         notes.append("one example behind the update (no --batch-size)")
     if request.mode is None and has_batch_norm(captured.bare):
         notes.append("batch normalisation in training mode (no --mode)")
     if not request.mean:
-        notes.append("images in [0, 1] enter the network, which may normalise them itself (no --mean)")
+        notes.append("the network receives images in [0, 1], which it may normalise itself (no --mean)")
     return notes
 
 
@@ -193,7 +193,7 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
 
 
 def default_attacks(captured: Captured) -> list[Attack]:
-    """What is tried by itself: several attacks on a small network, the most robust one on a large one."""
+    """The attacks if none are given: several on a small network, the most robust one on a large network."""
     rule, steps = rule_for(captured.seen), captured.num_steps
     local: Literal["simulate", "one_batch"] = "one_batch" if steps is None or steps > MOST_SIMULATED else "simulate"
     if rule is None:
@@ -208,8 +208,10 @@ def default_attacks(captured: Captured) -> list[Attack]:
     return attacks
 
 
-def _record(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:
-    """All that the results depend on, so that a run is resumed only with the same files and settings."""
+def _record(
+    request: CaptureRequest, inspection: Inspection, before: TensorFile, change: TensorFile, kind: ChangeKind
+) -> dict[str, Any]:
+    """All that the results depend on; a run is resumed only if this is the same."""
     settings = inspection.captured.settings
     truth = inspection.truth
     asked = {
@@ -236,7 +238,9 @@ def _record(request: Request, inspection: Inspection, before: Held, change: Held
     }
 
 
-def _facts(request: Request, inspection: Inspection, before: Held, change: Held, kind: ChangeKind) -> dict[str, Any]:
+def _facts(
+    request: CaptureRequest, inspection: Inspection, before: TensorFile, change: TensorFile, kind: ChangeKind
+) -> dict[str, Any]:
     captured, settings = inspection.captured, inspection.captured.settings
     seen = captured.seen
     looks = looks_of(seen.update.tensors)
@@ -267,7 +271,7 @@ def _local_words(captured: Captured) -> str:
     if captured.seen.update.kind == "gradient":
         return "none: the gradient of one batch"
     if local is None:
-        return "unknown; taken for one step on one batch"
+        return "unknown; treated as one step on one batch"
     return (
         f"{_counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
         f"{local.batch_size} at learning rate {local.learning_rate:g}"

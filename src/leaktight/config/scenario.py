@@ -1,4 +1,4 @@
-"""From a configuration to a federation that is ready to run."""
+"""Builds a federation from a configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from leaktight.models.source import check_fits
 
 
 def load_data(config: Config) -> tuple[Dataset, Partition]:
-    """The data set and who holds what of it."""
+    """The data set and its partition among clients."""
     dataset = config.data.load(data_root(config.data_root))
     return dataset, config.partition.split(dataset, rng=Rng(config.seed).child("partition"))
 
 
 def build_federation(config: Config, dataset: Dataset, partition: Partition) -> Federation:
-    """Clients, server and model as the configuration says, with all of it checked to fit together."""
+    """Clients, server and model of the configuration, after a check that they fit together."""
     rng = Rng(config.seed, key=config.key or secrets.token_bytes(KEY_BYTES))
     model = build_model(
         config.model.source, dataset.inputs, dataset.num_classes, init=config.model.init, rng=rng.child("model")
@@ -44,6 +44,6 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
 
 
 def centralised(config: Config) -> Config:
-    """The reference of the papers' accuracy tables: one participant that holds all data, other settings equal."""
+    """The configuration with one client that holds all data: the reference of the papers' accuracy tables."""
     plan = replace(config.plan, per_round=None, min_clients=None)
     return replace(config, partition=Pooled(validation=config.partition.validation), plan=plan)

@@ -1,7 +1,7 @@
-"""Configuration: TOML to frozen, validated settings, and back to TOML for the record.
+"""The configuration of a run: validated settings from TOML, and back to TOML for the record.
 
-An unknown key is an error that names the file, the table, the key and the nearest valid key. A setting whose type is a
-family of the catalogue (`schedule`, `parts`, `labels`) is a table with a `kind`, or a list of them.
+An unknown key is an error that names the file, the table, the key and the nearest valid key. A setting that is itself a
+method (`schedule`, `parts`, `labels`) is a table with a `kind`, or a list of such tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from leaktight.models.user import GivenModel, UserModel
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A network with where its weights come from ("default", "wide" or a file) and the mode in which clients run it."""
+    """A network. init: "default", "wide", "kaiming" or a file of weights. mode: in which clients train it."""
 
     source: ModelSource
     init: str = "default"
@@ -46,13 +46,11 @@ class ModelChoice:
 class Config:
     """The resolved configuration of a run.
 
-    defenses: as they were named, at least one. Training puts several on top of each other, in that order; a comparison
-    takes them one by one. attacks: those to run, if any are named. audit: None where the config does not speak of it.
-    attacked: the local training behind attacked updates, where it is not `local`; `[audit.local]` in a config.
-    key: the secret root of an experiment that is to be replayed, `secret_seed` in a config; None: a fresh one. It is
-    not part of the record: the run's folder keeps it, for its owner alone.
-    guard: what clients look at a model with before they train on it; None without a table `[guard]`.
-    consent: what clients insist on beyond the plan; a table `[consent]`.
+    defenses: at least one; training stacks several in order, an audit tries each. attacks: empty for an audit's
+    defaults. audit: None without a table `[audit]`. attacked: the local training of attacked rounds, `[audit.local]`;
+    None for `local`. guard: clients' check of a model before they train on it; None without a table `[guard]`.
+    consent: conditions of clients beyond the plan, `[consent]`. key: the secret key of an experiment to replay,
+    `secret_seed`; None for a random one. It is not part of the TOML record; only the run's folder has it.
     """
 
     seed: int
@@ -74,11 +72,11 @@ class Config:
 
     @property
     def defense(self) -> Defense:
-        """The one defense of a training run: the only one named, or all of them stacked in order."""
+        """The defense of a training run: the only one, or all stacked in order."""
         return self.defenses[0] if len(self.defenses) == 1 else Stack(parts=self.defenses)
 
     def to_toml(self) -> str:
-        """The whole configuration, defaults included, as TOML that gives this configuration again."""
+        """The configuration as TOML, defaults included; loading it gives the same configuration."""
         tables = {
             "seed": self.seed,
             "data": {**table_of(self.data), **({"root": str(self.data_root)} if self.data_root else {})},
@@ -114,10 +112,9 @@ def load_config(
     attacks: Sequence[object] = (),
     scenario: str = "",
 ) -> Config:
-    """Read a config (or the built-in scenario), apply `table.key=value` overrides, and validate everything.
+    """Read a config (or the built-in scenario), apply overrides, and validate everything.
 
-    The arguments are those of `tables.read_tables`; defenses, attacks: kinds or objects that take the
-    place of the config's.
+    The arguments are those of `tables.read_tables`. defenses, attacks: kinds or objects instead of the config's.
     """
     named = {"defense": defenses, "attack": attacks}
     return _resolve(*read_tables(path, overrides, given=given, named=named, scenario=scenario))
@@ -150,7 +147,7 @@ def _resolve(tables: Table, where: str) -> Config:
 
 
 def _without(table: object, *keys: str) -> tuple[object, Table]:
-    """A table without these keys, and what it had of them; an object that stands for the table has none."""
+    """A table without these keys, and a table of these keys; an object instead of a table has none."""
     if not isinstance(table, Mapping):
         return table, {}
     rest = {key: value for key, value in table.items() if key not in keys}
@@ -158,12 +155,12 @@ def _without(table: object, *keys: str) -> tuple[object, Table]:
 
 
 def _weights_of(source: ModelSource) -> Table:
-    """The weights of a network that is given as it is are the given ones."""
+    """The default `init` of a network: a user's module keeps its own weights."""
     return {"init": "given"} if isinstance(source, GivenModel) else {}
 
 
 def _key(text: object, where: str) -> bytes:
-    """A key from its digits, or from the file named after an "@"; no error repeats it."""
+    """A key from its digits or from the file @FILE. Errors never contain it."""
     if not isinstance(text, str):
         raise ConfigError(f"{where}: secret_seed: expected text, 64 hexadecimal digits or @FILE, got another type")
     try:
@@ -185,7 +182,7 @@ def _attacked(local: object, changes: object, where: str) -> LocalTraining:
 
 
 def model_source(table: object, where: str) -> ModelSource:
-    """The network of a [model] table: of the catalogue, or the user's own, a module or "package.module:function"."""
+    """The network of a [model] table: of the catalogue, a user's module, or "package.module:function"."""
     if isinstance(table, nn.Module):
         return GivenModel(table)
     kind = table.get("kind") if isinstance(table, Mapping) else table

@@ -1,7 +1,7 @@
-"""Tables of a configuration as plain values: read, laid over each other, overridden. Nothing heavy is imported here.
+"""The tables of a configuration as plain values: reading, merging, overriding. Imports nothing slow.
 
-What a config leaves out comes from the built-in scenario. A table with another `kind` than the scenario's starts from
-that kind's own defaults. `[defense]` and `[attack]` may also be lists of tables.
+Missing settings come from the built-in scenario. A table with another `kind` than the scenario's has that kind's own
+defaults. `[defense]` and `[attack]` may also be lists of tables.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ schedule = {kind = "cosine"}
 rounds = 50
 per_round = 10
 """
-"""What runs without a config: everything is embedded, nothing is downloaded."""
+"""The built-in scenario. Its data are part of the package."""
 
 OWN_SCENARIO = """
 [partition]
@@ -62,10 +62,9 @@ epochs = 1
 samples = 1
 batch_size = 1
 """
-"""What is attacked without a config: updates of one example in one step, labels known, weights that leak well.
+"""The scenario of an audit of a caller's own model or data: one example, one step, labels known, weights that leak.
 
-No real update is easier, so this is an upper bound. With a model or data of a Python caller, attacks have their own
-strength.
+No real update is easier to attack, so this is an upper bound.
 """
 
 AUDIT_SCENARIO = (
@@ -84,13 +83,13 @@ iterations = 400
 learning_rate = 0.1
 """
 )
-"""The same with attacks that are quick on the built-in data and network."""
+"""The scenario of an audit without a config, with attacks that are fast on the built-in data and network."""
 
 LISTS = ("defense", "attack")
-"""The tables of which there may be several."""
+"""Tables that may be lists of tables."""
 
 VALUES = ("seed", "secret_seed")
-"""What stands outside of tables."""
+"""Settings outside of tables."""
 
 TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard", "consent", "audit")
 
@@ -103,11 +102,11 @@ def read_tables(
     named: Mapping[str, Sequence[object]] | None = None,
     scenario: str = "",
 ) -> tuple[Table, str]:
-    """The tables of a config, and what to call it in an error.
+    """The tables of a config, and its name in errors.
 
-    path: a TOML file; None: the built-in scenario, with `scenario` laid over it. given: tables and objects of a Python
-    caller, laid over that. named: by table, kinds or objects that take the place of the config's; a kind that the
-    config holds keeps its settings. overrides: "table.key=value".
+    path: a TOML file; None for the built-in scenario with `scenario` on top. given: tables and objects of a Python
+    caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the config has keeps
+    its settings. overrides: "table.key=value", applied last.
     """
     where = str(path) if path else "built-in scenario"
     tables = merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
@@ -123,7 +122,7 @@ def read_tables(
 
 
 def overridden(tables: Table, overrides: Sequence[str], named: Mapping[str, Sequence[object]]) -> dict[str, object]:
-    """Tables with the kinds that a command named instead of theirs, by table, and then with "table.key=value"."""
+    """The tables with the `named` kinds instead of their own, then with the overrides "table.key=value"."""
     result = dict(tables)
     for table, kinds in named.items():
         if kinds:
@@ -134,7 +133,7 @@ def overridden(tables: Table, overrides: Sequence[str], named: Mapping[str, Sequ
 
 
 def as_list(value: object) -> list[object]:
-    """What may be one or several, as several."""
+    """The value as a list; a single value becomes a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -148,7 +147,7 @@ def _read(path: Path) -> Table:
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:
-    """`other` over `base`, key by key; a table of another kind replaces the table."""
+    """`base` updated with `other`, key by key; a table of another kind replaces the whole table."""
     result = dict(base)
     for key, value in other.items():
         before = base.get(key)
@@ -163,9 +162,9 @@ def merged(base: Table, other: Table) -> dict[str, object]:
 
 
 def _named(methods: Sequence[object], tables: Sequence[object]) -> object:
-    """A table for each kind: the first that there is of it, or one with the kind alone; objects and tables as they are.
+    """A table for each kind: the first one of this kind in `tables`, or a new one. Objects and tables are kept.
 
-    A single one is no list.
+    A single method is returned without a list.
     """
     found = {table["kind"]: table for table in reversed(tables) if isinstance(table, Mapping) and "kind" in table}
     chosen = [found.get(each, {"kind": each}) if isinstance(each, str) else each for each in methods]

@@ -1,4 +1,4 @@
-"""Tables of TOML to the settings of methods, and back: every key known, every value of its type."""
+"""Settings objects from TOML tables, with checks of every key and type, and back to tables."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ _FAMILIES: Mapping[object, Family[object]] = {
         family.base: family for family in (SCHEDULES, DATASETS, DEFENSES, ATTACKS, LABELS, CIPHERS, FUSIONS, GENERATORS)
     },
 }
-"""Where a setting that is itself a method is looked up, by the type that the settings class gives it."""
+"""The family of the catalogue for a setting that is itself a method, by its declared type."""
 
 
 @runtime_checkable
 class Recorded(Protocol):
-    """Settings that hold more than TOML can say, and so say themselves what is written down about them."""
+    """Settings that TOML cannot express, such as a module; `record` returns what is written instead."""
 
     def record(self) -> dict[str, str]: ...
 
 
 def choose(family: Family[T], value: object, where: str, table: str, also: Sequence[str] = ()) -> T:
-    """A method of the family: the value itself if it is one, or the class that `kind` names with these settings.
+    """A method of the family: the value itself if it is one, else an instance of the class of its `kind`.
 
-    A bare string is a kind with its defaults; a kind "package.module:Class" is a class of the user's own.
+    A string is a kind with default settings; a kind "package.module:Class" is a user's own class.
+    where, table: the file and table that errors name. also: other valid keys, for suggestions.
     """
     if isinstance(value, family.base):
         return cast("T", value)
@@ -80,21 +81,21 @@ def _own(family: Family[T], target: str, settings: Mapping[str, object], where: 
     made: object = build(cls, settings, where, table, also=("kind",)) if is_dataclass(cls) else cls()
     if not isinstance(made, family.base):
         raise ConfigError(
-            f"{where}: [{table}] expected {target} to be a {family.base.__name__}, got a {cls.__name__} without what "
-            f"{family.base.__module__}.{family.base.__name__} asks for"
+            f"{where}: [{table}] expected {target} to be a subclass of "
+            f"{family.base.__module__}.{family.base.__name__}, got a {cls.__name__}"
         )
     return cast("T", made)
 
 
 def choose_all(family: Family[T], value: object, where: str, table: str) -> tuple[T, ...]:
-    """One method for a table or a kind, several for a list of them."""
+    """The methods of a table or kind, or of a list of them."""
     if value == []:
         raise ConfigError(f"{where}: expected at least one table [[{table}]], got an empty list")
     return tuple(choose(family, item, where, table) for item in as_list(value))
 
 
 def build(cls: type[T], settings: Mapping[str, object], where: str, table: str, also: Sequence[str] = ()) -> T:
-    """An instance of a settings class from a table, every key known and every value of its type."""
+    """An instance of a settings class from a table, after checks of every key and type."""
     if not is_dataclass(cls):
         raise ConfigError(f"{where}: [{table}] expected a dataclass, got {cls.__name__}")
     hints = typing.get_type_hints(cls)
@@ -130,7 +131,7 @@ def _value(hint: object, key: str, value: object, where: str, table: str) -> obj
 
 
 def family_of(hint: object) -> tuple[Family[object] | None, bool]:
-    """The family that a setting of this type is chosen from, if any, and whether it is a list."""
+    """The family that a setting of this type is chosen from, or None, and whether the setting is a list."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and inside:
         return family_of(inside[0])[0], True
@@ -140,7 +141,7 @@ def family_of(hint: object) -> tuple[Family[object] | None, bool]:
 
 
 def made(cls: type[T], value: object, where: str, table: str, also: Sequence[str] = ()) -> T:
-    """The settings of a table that has no kinds; the value itself if it is such settings."""
+    """An instance of `cls` from a table without kinds; the value itself if it is one."""
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
@@ -153,7 +154,7 @@ def checked(hint: type[T], value: object, where: str, name: str) -> T: ...
 @overload
 def checked(hint: Any, value: object, where: str, name: str) -> object: ...
 def checked(hint: Any, value: object, where: str, name: str) -> object:
-    """The value as its type has it, or an error that names the setting."""
+    """The value converted to the type `hint`. Raises ConfigError, which names the setting, if that fails."""
     try:
         return pydantic.TypeAdapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
@@ -162,7 +163,7 @@ def checked(hint: Any, value: object, where: str, name: str) -> object:
 
 
 def kind_of(value: object) -> str | None:
-    """The catalogue key of a method, "package.module:Class" for one of the user's own, None for other parts of ours."""
+    """The catalogue key of a method; "package.module:Class" for a user's own; None for other settings of Leaktight."""
     if isinstance(value, Recorded):
         return value.record()["kind"]
     cls = type(value)
@@ -172,12 +173,12 @@ def kind_of(value: object) -> str | None:
 
 
 def settings_of(value: object) -> dict[str, object]:
-    """The settings of a method as plain values, without its kind; those that are None are left out."""
+    """The settings of a method as plain values, without its kind and without those that are None."""
     return {name: item for name, item in table_of(value).items() if name != "kind"}
 
 
 def table_of(value: object) -> dict[str, object]:
-    """Settings as TOML can say them, a method's with its kind; those that are None are left out."""
+    """Settings as a TOML table, with the kind if it is a method, without those that are None."""
     if isinstance(value, Recorded):
         return dict(value.record())
     items = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}

@@ -1,4 +1,4 @@
-"""The federation on one machine: drives `fl.protocol` with clients in worker processes."""
+"""A federation on one machine: runs `fl.protocol` with clients in worker processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from leaktight.runtime.executor import Tell, Workers, in_order
 from leaktight.runtime.processes import on_this_machine, one_thread
 
 Reports: TypeAlias = Mapping[str, Mapping[str, float]]
-"""What clients measured about themselves in a round, by client. It reaches the run's files beside the messages."""
+"""Figures that clients measured in a round, by client and name. They are not part of any message."""
 
 AfterRound: TypeAlias = Callable[[RoundOutcome, FederationState], None]
-Told: TypeAlias = Callable[[Reports], None]
+OnReports: TypeAlias = Callable[[Reports], None]
 
 SCORE_CHUNK = 1000
 
 
 @dataclass(frozen=True)
 class ClientJob:
-    """A request to a client and the state that it answers from. record: whether the truth behind an update is kept."""
+    """A request to a client, and the client's state. record: also return the truth behind an update."""
 
     client: str
     request: Request
@@ -49,9 +49,9 @@ class ScoreJob:
 
 @dataclass(frozen=True)
 class JobDone:
-    """A client's reply or a score and, beside it, what only the simulation may know.
+    """A client's reply or a score; the other fields are known to the simulation only.
 
-    state: the client's own after the request. report: what it measured about itself. error: why it declined.
+    state: the client's after the request. report: figures that it measured. error: why it declined.
     """
 
     reply: Reply
@@ -66,7 +66,7 @@ RoundWorkers: TypeAlias = Workers[ClientJob | ScoreJob, object, JobDone]
 
 @dataclass(frozen=True)
 class RoundWork:
-    """The work of a round. A worker process holds all clients with their data, and the server's test set."""
+    """The work of a worker process, which holds all clients with their data, and the server's test set."""
 
     federation: Federation
 
@@ -80,7 +80,7 @@ class RoundWork:
 
 
 def answered(client: Client, job: ClientJob) -> JobDone:
-    """A client's answer; an error that is not the user's is a client that declines."""
+    """A client's answer. Usage errors are raised; after any other error the client declines."""
     try:
         if isinstance(job.request, Train):
             done = client.train_round(job.request, job.state)
@@ -98,18 +98,18 @@ def run(
     *,
     workers: int | None = None,
     after_round: AfterRound | None = None,
-    told: Told = lambda reports: None,
+    on_reports: OnReports = lambda reports: None,
     after_client: Callable[[], None] = lambda: None,
     record: Callable[[RoundTrace], None] | None = None,
     until: int | None = None,
     score: bool = True,
 ) -> FederationState:
-    """Play the rounds that are left, from `state` or from the start, and give the final state.
+    """Run the remaining rounds, from `state` or from the start, and return the final state.
 
-    workers: processes for the clients of a round (None: one per core). The numbers do not depend on it.
-    after_round: called with every finished round and the state after it. told: called before that with what clients
-    measured about themselves, which no message holds. record: called with the round's trace, truth included.
-    until: the first round that is not played (None: none). score: whether models are scored as the plan says.
+    workers: processes for the clients of a round; None for one per core. Results do not depend on it.
+    after_round: called with every finished round and the state after it. on_reports: called before that with the
+    clients' figures. record: called with the round's trace, truth included. until: stop before this round, counted from
+    0; None to run all. score: whether to score models as the plan says.
     """
     state = state or federation.first_state()
     with one_thread(), on_this_machine(workers).start(RoundWork(federation)) as started:
@@ -118,7 +118,7 @@ def run(
         def finished(outcome: RoundOutcome) -> None:
             if record is not None:
                 record(_trace(federation, outcome, carrier.truths))
-            told(carrier.reports)
+            on_reports(carrier.reports)
             if after_round is not None:
                 after_round(outcome, FederationState(outcome.state, dict(carrier.states)))
 
@@ -134,7 +134,7 @@ def run(
 
 @dataclass
 class Carrier:
-    """Moves requests to the workers and replies back, and keeps each client's state in between."""
+    """Sends requests to the workers, returns the replies, and keeps each client's state between requests."""
 
     federation: Federation
     workers: RoundWorkers
@@ -165,7 +165,7 @@ class Carrier:
 
 
 def _models(requests: Mapping[str, Request]) -> list[Broadcast]:
-    """What is sent to the clients: one model, unless a server treats them differently."""
+    """The distinct models sent to clients: one, unless a server sends them different models."""
     sent = [request.broadcast for request in requests.values() if not isinstance(request, Ask)]
     return list({id(broadcast): broadcast for broadcast in sent}.values())
 
@@ -178,7 +178,7 @@ def _after_failure(client: Client, job: ClientJob) -> ClientState | None:
 
 
 def _outcome(result: JobDone) -> Outcome:
-    """The reply of a client; who runs a simulation may also know why one declined."""
+    """The reply of a client, or the reason why it declined, which a simulation may know."""
     return Failed(result.error) if isinstance(result.reply, Declined) else result.reply
 
 

@@ -1,4 +1,4 @@
-"""A training run with a folder: a checkpoint after every round, a summary at the end, the same result when resumed."""
+"""A training run in a folder: a checkpoint after every round, a summary at the end. Resuming gives the same result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from leaktight.fl.state import load_checkpoint, save_checkpoint
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Round, TrainingSummary
 
-_JUDGED = {"train_loss", "client"}
-"""What a row has from the clients' own reports, which a server does not get."""
+_REPORTED = {"train_loss", "client"}
+"""Fields of a round that come from the clients' reports, which a server does not receive."""
 
 
 class Engine(Protocol):
-    """What plays rounds: `engines.inprocess.run`, or another that moves the same messages in another way."""
+    """Runs rounds: `engines.inprocess.run`, or another transport of the same messages."""
 
     def __call__(
         self,
@@ -32,7 +32,7 @@ class Engine(Protocol):
         *,
         workers: int | None = None,
         after_round: inprocess.AfterRound | None = None,
-        told: inprocess.Told = ...,
+        on_reports: inprocess.OnReports = ...,
         after_client: Callable[[], None] = ...,
         until: int | None = None,
     ) -> FederationState: ...
@@ -50,10 +50,10 @@ def train(
     after_state: Callable[[FederationState], None] = lambda state: None,
     until: int | None = None,
 ) -> TrainingSummary:
-    """Train what is left of a run and give its summary. Earlier rounds are reported to `after_round` again.
+    """Train the remaining rounds of a run and return its summary. `after_round` is also called for earlier rounds.
 
-    after_state: called with the state after each round, before the checkpoint that says that the round is done.
-    until: the first round that is not played (None: none).
+    after_state: called with the state after each round, before its checkpoint is written.
+    until: stop before this round, counted from 0; None to train all.
     """
     state, rows = _restore(folder)
     for row in rows:
@@ -62,7 +62,7 @@ def train(
 
     reports: dict[str, Mapping[str, float]] = {}
 
-    def told(of_clients: inprocess.Reports) -> None:
+    def keep(of_clients: inprocess.Reports) -> None:
         reports.clear()
         reports.update(of_clients)
 
@@ -80,7 +80,7 @@ def train(
         state,
         workers=workers,
         after_round=finished,
-        told=told,
+        on_reports=keep,
         after_client=after_client,
         until=until,
     )
@@ -121,26 +121,27 @@ def _row(outcome: RoundOutcome, reports: inprocess.Reports, seconds: float) -> R
 
 
 def _defense_figures(rows: list[Round]) -> dict[str, float]:
-    """What the defense reported about itself, over all rounds, and what it took of the clients' time."""
+    """The defense's own figures over all rounds, and its share of the clients' time."""
     totals: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.client.items():
             totals.setdefault(name, []).append(value)
     means = {name: overall(name, values) for name, values in totals.items()}
     if not means:
-        return {}  # clients elsewhere keep their reports to themselves
+        return {}  # clients on other machines send no reports
     spent, whole, steps = (means.pop(name) for name in ("defense_seconds", "seconds", "steps"))
     return {"share_of_time": spent / whole, "seconds_per_step": spent / steps, **means}
 
 
 def _store(folder: RunFolder, state: FederationState, rows: list[Round]) -> None:
-    """The server's checkpoint, and beside it what only clients and the simulation's judge may know.
+    """Write the server's checkpoint, and another file with the clients' private states and reports.
 
-    The private file comes first and bears its round: a run that ends between the two goes on from the old pair.
+    The private file is written first and has the round in its name, so that a run killed between the two resumes from
+    the old pair.
     """
     stored = state.stored()
-    private = {"clients": stored["clients"], "figures": [row.model_dump(include=_JUDGED) for row in rows]}
-    public = [row.model_dump(exclude=_JUDGED) for row in rows]
+    private = {"clients": stored["clients"], "figures": [row.model_dump(include=_REPORTED) for row in rows]}
+    public = [row.model_dump(exclude=_REPORTED) for row in rows]
     save_checkpoint(folder.private(len(rows)), private)
     save_checkpoint(folder.checkpoint, {"server": stored["server"], "rows": public})
     for path in folder.all_private():

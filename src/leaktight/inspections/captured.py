@@ -1,7 +1,6 @@
-"""An update that a user captured, fitted to its network and checked, as an attacker would see it.
+"""A captured update, fitted to its network and checked, as an attacker would observe it.
 
-There is no trace of a federation here: the observation is made of what the user has, and says no more than the user
-does. The true images, if there are any, stay apart and reach the judge alone.
+The observation holds only what the user states. The true images, if given, are kept apart and used for scoring only.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
-from leaktight.inspections.files import Held, TrueExamples
+from leaktight.inspections.files import TensorFile, TrueExamples
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource, Normalize, check_fits
 
 ChangeKind = Literal["after", "delta", "gradient"]
-"""What the second file holds: the model after training, its change, or a gradient."""
+"""What the second file holds: the model after training, its change (after minus before), or a gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureSettings:
-    """What a user says about a captured update.
+    """What the user states about a captured update.
 
-    num_classes: None takes it from the last layer of the file. mean, std: what the network's inputs were normalised
-    with outside of it. labels: disclosed to the attacker. local: None where the local training is unknown.
+    num_classes: None for the number of rows of the last layer. mean, std: normalisation of the inputs outside of the
+    network, 1 or C numbers; empty for none. num_examples: behind the update. labels: known to the attacker, or None.
+    local: None if the local training is unknown.
     """
 
     model: ModelSource
@@ -70,14 +70,14 @@ class CaptureSettings:
         if any(value <= 0 for value in self.std):
             raise ValueError(f"expected std > 0, got {self.std}")
         if any(abs(value) > 1 for value in self.mean):
-            raise ValueError(f"expected mean and std of images in [0, 1], got mean {self.mean}; divide both by 255")
+            raise ValueError(f"expected mean and std for images in [0, 1], got mean {self.mean}; divide both by 255")
 
 
 @dataclass(frozen=True)
 class Captured:
-    """seen: what the attacker has. bare: the network without the normalisation that was said to be outside of it.
+    """seen: what the attacker has. bare: the network without the normalisation of `settings`.
 
-    withheld: parameters that the update does not hold. stored: the types of numbers in the files.
+    withheld: parameters that are missing from the update. stored: the floating-point types in the files.
     """
 
     seen: Observation
@@ -88,26 +88,26 @@ class Captured:
 
     @property
     def num_steps(self) -> int | None:
-        """How many local steps are behind the update; None where it is not known."""
+        """The local steps behind the update; None if unknown."""
         return self.seen.num_steps
 
 
 def count_examples(batch_size: int | None, labels: Sequence[int] | None, truth: TrueExamples | None) -> int | None:
-    """How many examples are behind the update, from all that says so; None where nothing does."""
-    said = {
+    """The number of examples behind the update, from whichever is given; None if nothing is."""
+    given = {
         "--batch-size": batch_size,
         "--labels": None if labels is None else len(labels),
         "--truth": None if truth is None else len(truth),
     }
-    known = {name: number for name, number in said.items() if number is not None}
+    known = {name: number for name, number in given.items() if number is not None}
     if len(set(known.values())) > 1:
-        told = ", ".join(f"{name} {number}" for name, number in known.items())
-        raise UsageError(f"expected one number of examples, got {told}; they are of the same examples")
+        listed = ", ".join(f"{name} {number}" for name, number in known.items())
+        raise UsageError(f"expected the same number of examples everywhere, got {listed}; correct one of them")
     return next(iter(known.values()), None)
 
 
-def load_capture(settings: CaptureSettings, before: Held, change: Held, kind: ChangeKind) -> Captured:
-    """Fit two files to the network; every mismatch is an error that names it."""
+def load_capture(settings: CaptureSettings, before: TensorFile, change: TensorFile, kind: ChangeKind) -> Captured:
+    """The update of two files, as observed. Raises UsageError, which names the mismatch, if a file does not fit."""
     classes = settings.num_classes or rows_of_last_layer(before)
     if settings.labels is not None and not all(0 <= label < classes for label in settings.labels):
         raise UsageError(f"expected labels from 0 to {classes - 1}, got {', '.join(map(str, settings.labels))}")
@@ -143,7 +143,7 @@ def load_capture(settings: CaptureSettings, before: Held, change: Held, kind: Ch
 
 
 def normalising(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
-    """A copy of the network that normalises its inputs first; parameters keep their names."""
+    """A copy of the network that first normalises its inputs; its parameters keep their names."""
     result = copy.deepcopy(model)
     if mean:
         result.register_forward_pre_hook(_Before(Normalize(mean, std)))
@@ -152,7 +152,7 @@ def normalising(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -
 
 @dataclass(frozen=True)
 class _Before:
-    """A hook that changes the inputs of a network; it can be copied and sent to other processes."""
+    """A forward pre-hook that applies a module to the first input; it can be copied and pickled."""
 
     change: nn.Module
 
@@ -160,16 +160,16 @@ class _Before:
         return (self.change(args[0]), *args[1:])
 
 
-def rows_of_last_layer(held: Held) -> int:
-    """The number of classes, as the last matrix of a file has it."""
+def rows_of_last_layer(held: TensorFile) -> int:
+    """The number of classes: the rows of the last matrix of a file."""
     matrices = [tensor for tensor in held.tensors.values() if tensor.ndim == 2 and tensor.is_floating_point()]
     if not matrices or len(matrices[-1]) < 2:
         raise UsageError(f"cannot read the number of classes from {held.path}; give --classes")
     return len(matrices[-1])
 
 
-def _fitted(held: Held, model: nn.Module, classes: int, *, partly: bool = False) -> dict[str, Tensor]:
-    """A file's tensors by the network's own names. partly: parameters may be missing, as a client may withhold them."""
+def _fitted(held: TensorFile, model: nn.Module, classes: int, *, partly: bool = False) -> dict[str, Tensor]:
+    """A file's tensors by the network's own names. partly: allow missing parameters."""
     own = model.state_dict()
     tensors = _in_order(held, model) if held.ordered else dict(held.tensors)
     optional = set(own) if partly else {name for name in own if name.endswith("num_batches_tracked")}
@@ -188,22 +188,22 @@ def _fitted(held: Held, model: nn.Module, classes: int, *, partly: bool = False)
             if wanted.is_floating_point() and not got.is_floating_point()
         ],
     }
-    told = [f"{kind}: {_first_few(names)}" for kind, names in faults.items() if names]
-    if told or not both:
+    listed = [f"{kind}: {_first_few(names)}" for kind, names in faults.items() if names]
+    if listed or not both:
         remedy = _remedy(held, classes, faults["of another shape"])
-        raise UsageError(f"{held.path} does not fit the model; {'; '.join(told)}; {remedy}")
+        raise UsageError(f"{held.path} does not fit the model; {'; '.join(listed)}; {remedy}")
     return {name: got for name, (got, _) in both.items()}
 
 
-def _remedy(held: Held, classes: int, shapes: Sequence[str]) -> str:
+def _remedy(held: TensorFile, classes: int, shapes: Sequence[str]) -> str:
     matrices = [tensor for tensor in held.tensors.values() if tensor.ndim == 2]
     if shapes and matrices and len(matrices[-1]) != classes:
         return f"the last layer of the file has {len(matrices[-1])} rows, but --classes is {classes}"
     return "choose the model, --shape and --classes that the file was made with"
 
 
-def _in_order(held: Held, model: nn.Module) -> dict[str, Tensor]:
-    """Arrays without names, as Flower's clients exchange them: the whole state dict, or the parameters alone."""
+def _in_order(held: TensorFile, model: nn.Module) -> dict[str, Tensor]:
+    """Names for arrays without names, as Flower exchanges them: of the whole state dict, or of the parameters alone."""
     own = model.state_dict()
     orders = {
         "the state dict": list(own),
@@ -214,13 +214,13 @@ def _in_order(held: Held, model: nn.Module) -> dict[str, Tensor]:
     possible = [names for names in orders.values() if len(names) == len(given)]
     if not possible:
         counts = {len(names): what for what, names in reversed(orders.items())}
-        told = " or ".join(f"{number} ({what})" for number, what in sorted(counts.items(), reverse=True))
-        raise UsageError(f"expected {told} arrays in {held.path}, got {len(given)}; save them in the model's order")
+        wanted = " or ".join(f"{number} ({what})" for number, what in sorted(counts.items(), reverse=True))
+        raise UsageError(f"expected {wanted} arrays in {held.path}, got {len(given)}; save them in the model's order")
     fitting = (names for names in possible if all(own[n].shape == t.shape for n, t in zip(names, given, strict=True)))
     return dict(zip(next(fitting, possible[0]), given, strict=True))
 
 
-def _load(model: nn.Module, held: Mapping[str, Tensor], source: Held) -> None:
+def _load(model: nn.Module, held: Mapping[str, Tensor], source: TensorFile) -> None:
     broken = first_non_finite(held)
     if broken is not None:
         raise UsageError(f"{source.path}: {broken!r} holds a NaN or an infinity; the model has diverged")
@@ -237,7 +237,7 @@ def _check_model(model: nn.Module, settings: CaptureSettings, classes: int) -> N
 
 
 def _change(found: Tensor, before: Tensor, kind: ChangeKind) -> Tensor:
-    """The update of one parameter; a difference is taken in float64, so that it is not rounded twice."""
+    """The update of one parameter; a difference is computed in float64, so that it is rounded only once."""
     wide = found.to(torch.float64)
     return (wide - before.to(torch.float64) if kind == "after" else wide).to(torch.float32)
 
@@ -246,7 +246,7 @@ def _update_kind(kind: ChangeKind) -> UpdateKind:
     return "gradient" if kind == "gradient" else "delta"
 
 
-def _check_update(tensors: Mapping[str, Tensor], before: Held, change: Held, kind: ChangeKind) -> None:
+def _check_update(tensors: Mapping[str, Tensor], before: TensorFile, change: TensorFile, kind: ChangeKind) -> None:
     if not tensors:
         raise UsageError(f"{change.path} holds no trainable parameter of the model; nothing to attack")
     broken = first_non_finite(tensors)

@@ -1,6 +1,6 @@
-"""What a captured update shows of itself: whether it looks pruned, rounded, clipped, scaled, noisy or turned round.
+"""Checks of a captured update: does it look pruned, rounded, clipped, scaled, noisy or reversed?
 
-Most checks rest on the last layer: with softmax and cross-entropy the gradient of its bias is the mean of p - y, which
+Most checks use the last layer: with softmax and cross-entropy the gradient of its bias is the mean of p - y, which
 sums to zero, whose absolute values sum to at most 2, and which for one example is negative for the label alone.
 """
 
@@ -32,9 +32,9 @@ _SLACK = 0.02
 
 @dataclass(frozen=True)
 class Looks:
-    """An update in numbers. zeros: the share of exact zeros; pruned: the same within rows and columns that hold others.
+    """Figures of an update. zeros: the share of exact zeros. pruned: that share without all-zero rows and columns.
 
-    A ReLU that is off makes whole rows and columns zero, so that zeros alone prove nothing.
+    An inactive ReLU makes whole rows and columns zero, so zeros alone do not show pruning.
     """
 
     norm: float
@@ -44,7 +44,7 @@ class Looks:
 
 @dataclass(frozen=True)
 class CaptureCheck:
-    """A named reason for doubt; `find` gives the numbers, or None."""
+    """A reason for doubt. find: the numbers if the condition holds, else None."""
 
     code: str
     raised_if: str
@@ -63,7 +63,7 @@ def looks_of(update: Params) -> Looks:
 
 
 def check_capture(captured: Captured) -> list[Flag]:
-    """The flags that an update raises by itself, as `summary.json` has them."""
+    """The flags that the update raises."""
     found = [(check, check.find(captured)) for check in CHECKS]
     return [flag(check.code, check.raised_if, check.advice, detail) for check, detail in found if detail is not None]
 
@@ -151,7 +151,7 @@ def _dropout(captured: Captured) -> str | None:
 
 
 def _other_inputs(captured: Captured) -> str | None:
-    """Where the first layer is linear, the update of one example gives its input away; compare it with what is said."""
+    """If the first layer is linear, the update of one example reveals its input: compare that with the stated range."""
     local = captured.seen.local_training
     if captured.settings.num_examples != 1 or (local is not None and (local.weight_decay or local.optimizer != "sgd")):
         return None
@@ -175,13 +175,13 @@ def _other_inputs(captured: Captured) -> str | None:
     if outside <= 0.01:
         return None
     return (
-        f"{name!r} was given {float(entered.min()):.3g} to {float(entered.max()):.3g}; images in [0, 1] would give "
+        f"{name!r} received {float(entered.min()):.3g} to {float(entered.max()):.3g}; images in [0, 1] would give "
         f"{float(low.min()):.3g} to {float(high.max()):.3g}"
     )
 
 
 def _live_block(tensor: Tensor) -> Tensor:
-    """The rows and columns of a weight that are not zero altogether."""
+    """A weight as a matrix, without all-zero rows and columns."""
     matrix = tensor.flatten(1)
     used = matrix != 0
     return matrix[used.any(1)][:, used.any(0)]
@@ -190,12 +190,12 @@ def _live_block(tensor: Tensor) -> Tensor:
 def _head(captured: Captured) -> HeadGradient | None:
     try:
         return head_gradient(captured.seen)
-    except LeaktightError:  # the network does not end in a linear layer; then nothing is said about it
+    except LeaktightError:  # the network does not end in a linear layer, so it cannot be checked
         return None
 
 
 def _steps_factor(captured: Captured) -> float | None:
-    """By how much the gradients of one step are multiplied in the update, at most; None where nobody knows."""
+    """The largest factor by which the update multiplies the gradient of one step; None if unknown."""
     if captured.seen.update.kind == "gradient":
         return 1.0
     local, steps = captured.seen.local_training, captured.num_steps
@@ -208,7 +208,7 @@ CHECKS: Sequence[CaptureCheck] = (
     CaptureCheck(
         "update-turned",
         "the update of one example moves the last layer away from one class instead of towards it",
-        "swap --before and --after, or correct --kind: a gradient points up the loss, a change down",
+        "swap --before and --after, or correct --kind: a gradient increases the loss, a delta decreases it",
         _turned,
     ),
     CaptureCheck(
@@ -220,25 +220,25 @@ CHECKS: Sequence[CaptureCheck] = (
     CaptureCheck(
         "not-plain-cross-entropy",
         "the update of the last layer's bias does not sum to zero, as that of softmax and cross-entropy does",
-        "noise, weight decay, Adam or another loss was at work; state them with --local, or expect worse guesses",
+        "noise, weight decay, Adam or another loss changed it; state them with --local, or expect worse guesses",
         _not_cross_entropy,
     ),
     CaptureCheck(
         "inputs-normalised",
-        "the first layer gives its input away, and images in [0, 1], normalised as stated, cannot have been that input",
-        "give the training's normalisation with --mean and --std, or leave out what is wrong",
+        "the first layer reveals its input, which images in [0, 1], normalised as stated, cannot have produced",
+        "state the normalisation of training with --mean and --std, or leave out a wrong one",
         _other_inputs,
     ),
     CaptureCheck(
         "update-partial",
         "the update lacks parameters of the model",
-        "what was withheld is not matched; labels cannot be read without the last layer",
+        "missing parameters are not matched; labels cannot be read without the last layer",
         _partial,
     ),
     CaptureCheck(
         "update-sparse",
         f"over {100 * SPARSE:.0f} % of a weight's entries are exactly zero beside others that are not",
-        "it was pruned, or changes were too small for the numbers in which the parameters are stored",
+        "it was pruned, or changes were too small for the precision of the stored parameters",
         _sparse,
     ),
     CaptureCheck(
@@ -250,13 +250,13 @@ CHECKS: Sequence[CaptureCheck] = (
     CaptureCheck(
         "update-clipped",
         "the size of the update is a round number",
-        "it may have been clipped or rescaled; attacks by direction (csdlg, inverting_gradients) do not mind",
+        "it may have been clipped or rescaled; attacks that match directions (csdlg, inverting_gradients) still work",
         _clipped,
     ),
     CaptureCheck(
         "dropout",
         "the network was trained with dropout, whose masks no attacker knows",
-        "expect worse guesses than of a network without it, whatever the defense",
+        "expect worse guesses than without dropout, with any defense",
         _dropout,
     ),
 )

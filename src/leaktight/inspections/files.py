@@ -1,4 +1,4 @@
-"""Files that a user captured: tensors by name or in order, and pictures of the truth. Nothing in them is ever run."""
+"""Reading captured files: tensors by name or in order, and true images. No code in them is executed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from leaktight.data.images import IMAGE_SUFFIXES, decode_image, from_array, is_i
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "parameters")
 _PREFIXES = ("module.", "_orig_mod.", "_module.")
-"""What data parallelism, compilation and Opacus put before every name."""
+"""Prefixes that DataParallel, torch.compile and Opacus put before every name."""
 
 _NUMBERED = re.compile(r"arr_(\d+)")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -33,10 +33,10 @@ _ERRORS = (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, Saf
 
 
 @dataclass(frozen=True)
-class Held:
-    """The tensors of a file. ordered: it has no names (Flower's arrays, a list), so that their order tells them apart.
+class TensorFile:
+    """The tensors of a file. ordered: they have no names (Flower's arrays, a list), only an order.
 
-    digest: of the file's bytes.
+    digest: of the file's bytes, in hexadecimal.
     """
 
     path: Path
@@ -45,8 +45,8 @@ class Held:
     digest: str
 
 
-def read_tensors(path: Path) -> Held:
-    """The tensors of a .pt, .pth, .safetensors or .npz file. A pickle that holds more than tensors is refused."""
+def read_tensors(path: Path) -> TensorFile:
+    """The tensors of a .pt, .pth, .safetensors or .npz file. Pickles of anything else are refused."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise UsageError(f"expected a file of tensors ending in {', '.join(_READERS)}, got {path}; convert it")
@@ -62,20 +62,20 @@ def read_tensors(path: Path) -> Held:
     tensors, ordered = _named(path, content)
     if not tensors:
         raise UsageError(f"expected tensors in {path}, got none; save model.state_dict()")
-    return Held(path, {name: _dense(tensor) for name, tensor in tensors.items()}, ordered, digest)
+    return TensorFile(path, {name: _dense(tensor) for name, tensor in tensors.items()}, ordered, digest)
 
 
-def held(source: Path | Mapping[str, Tensor], name: str) -> Held:
-    """The tensors of a file, or those given by name; `name` stands for a file where there is none."""
+def tensor_file(source: Path | Mapping[str, Tensor], name: str) -> TensorFile:
+    """The tensors of a file, or the given ones. name: what errors and results call them instead of a path."""
     if isinstance(source, Path):
         return read_tensors(source)
     tensors = _without_prefix(dict(source))
-    return Held(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
+    return TensorFile(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
 
 
 def _refusal(path: Path, error: Exception) -> str:
     found = _GLOBAL.search(str(error))
-    what = f"names {found.group(1)}" if found else "holds more than tensors"
+    what = f"names {found.group(1)}" if found else "holds other objects than tensors"
     return (
         f"refused {path}: it is a pickle that {what}, and could run code when loaded; "
         "save tensors alone: torch.save(model.state_dict(), path), or safetensors"
@@ -84,7 +84,7 @@ def _refusal(path: Path, error: Exception) -> str:
 
 def _read_torch(path: Path) -> object:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about pickles of a kind that it then refuses
+        warnings.simplefilter("ignore")  # torch warns about some pickles before it refuses them
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -114,21 +114,19 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """In the machine's byte order, with memory of its own."""
+    """A copy in the machine's byte order."""
     return np.array(array, dtype=array.dtype.newbyteorder("="))
 
 
 def _named(path: Path, content: object) -> tuple[dict[str, Tensor], bool]:
-    """Tensors by name, and whether the names are mere numbers."""
+    """Tensors by name, and whether the names are only their positions."""
     if isinstance(content, Mapping):
         inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), content)
         if all(isinstance(value, Tensor) for value in inner.values()):
             return _without_prefix({str(name): tensor for name, tensor in inner.items()}), False
     elif isinstance(content, list | tuple) and all(isinstance(value, Tensor) for value in content):
         return {f"arr_{place}": tensor for place, tensor in enumerate(content)}, True
-    raise UsageError(
-        f"expected tensors by name, or a list of tensors, in {path}, got something else; save model.state_dict()"
-    )
+    raise UsageError(f"expected a dict or list of tensors in {path}, got other content; save model.state_dict()")
 
 
 def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +142,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrueExamples:
-    """What stands behind a captured update, as far as the user says it: images (N, C, H, W) in [0, 1], labels (N,)."""
+    """The examples behind a captured update: images (N, C, H, W) in [0, 1], and labels (N,) if given."""
 
     images: Tensor
     labels: Tensor | None
@@ -156,8 +154,7 @@ class TrueExamples:
 def read_truth(path: Path | Tensor, inputs: Images) -> TrueExamples:
     """The true images: (N, C, H, W) in [0, 1], or a picture, a folder of pictures in the order of their names, an .npz.
 
-    An .npz holds `images` (or only one array), and perhaps `labels`. Nothing is resized: a truth of another size is not
-    the truth.
+    An .npz holds `images` (or a single array), and optionally `labels`. Images of another size are errors.
     """
     if isinstance(path, Tensor):
         _check_size("truth", tuple(path.shape[1:]), inputs)

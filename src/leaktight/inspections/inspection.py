@@ -1,4 +1,4 @@
-"""Attacks on a captured update: what a worker process runs, and what it hands back."""
+"""Attacks on a captured update, one trial each, as a worker process runs them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leaktight.audits.attempt import Attempted, Finished, attempt, picture_paths
-from leaktight.audits.judge import judge, strip
-from leaktight.audits.ledger import LABELS_FOUND, threat_of
 from leaktight.audits.plan import AttackEntry, slug
+from leaktight.audits.trial import LABELS_FOUND, Attempted, Finished, attempt, judge, picture_paths, strip, threat_of
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
@@ -31,9 +29,9 @@ METRICS = ("psnr", "mse", "ssim", "lpips_alex")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is tried on a captured update; the task of a worker process.
+    """The attacks on a captured update; the work of a worker process: trial ids in, trials out.
 
-    truth: for the judge alone. assumed: what nobody said and was taken for granted.
+    truth: for scoring only. assumed: assumptions about what the user did not state, in words. source: the file's name.
     """
 
     captured: Captured
@@ -58,7 +56,7 @@ class Inspection:
 
     @property
     def threat(self) -> ThreatModel:
-        """Who the user is: whoever captured the update knows what was said about it."""
+        """The attacker knows all that was stated about the update."""
         seen = self.captured.seen
         facts = {
             Knowledge.BATCH_SIZE: True,
@@ -70,14 +68,14 @@ class Inspection:
 
     @property
     def true_labels(self) -> Tensor | None:
-        """From the file of the truth, or else those disclosed, which are in the order of the images."""
+        """Those of the truth, or else the disclosed labels, which are in the order of the images."""
         labels = self.captured.settings.labels
         if self.truth is not None and self.truth.labels is not None:
             return self.truth.labels
         return None if labels is None else torch.tensor(labels)
 
     def __call__(self, job: str, tell: Tell[object]) -> Finished:
-        """Run the attack of this id: its trial, and its pictures."""
+        """Run the trial with the id `job`."""
         return attempt(self._head(job), lambda: self._run(job))
 
     def _head(self, name: str) -> TrialHead:

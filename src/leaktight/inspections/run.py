@@ -1,4 +1,4 @@
-"""An inspection from beginning to end in its folder, and what is concluded: no more than the user's files can show."""
+"""A whole inspection in its folder: the trials, the flags, the verdict and the summary."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from torch import nn
 
 from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
 from leaktight.audits.checks import FALLEN, Evidence, Raised, raise_flags
-from leaktight.audits.ledger import LABELS_FOUND, threat_of
-from leaktight.audits.run import Watcher, run_missing
-from leaktight.audits.summary import cell_of
+from leaktight.audits.run import Watcher, cell_of, run_missing
+from leaktight.audits.trial import LABELS_FOUND, threat_of
 from leaktight.audits.verdict import judge_defense
 from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured
@@ -47,9 +46,9 @@ def run_inspection(
     command: str,
     watcher: Watcher | None = None,
 ) -> Summary:
-    """Run the attacks that are missing, write `summary.json`, and give it.
+    """Run the missing trials, write `summary.json` and return it. Without the truth it has no scores.
 
-    Without the truth there are no scores, and no success rate.
+    scenario: facts about the update for readers. executor: runs the trials.
     """
     store = open_store(folder.path)
     run_missing(inspection, list(inspection.by_id), store, executor, watcher or Watcher())
@@ -80,8 +79,8 @@ def run_inspection(
 
 def _cell(cell: CellTrials, raised: Sequence[Raised], *, scored: bool) -> Cell:
     trial, found = cell.trials[0], cell_of(cell, raised)
-    told = {"loss": trial.loss, "first_loss": trial.first_loss, "labels": trial.labels}
-    return found.model_copy(update=told if scored else {**told, "success_rate": None})
+    own = {"loss": trial.loss, "first_loss": trial.first_loss, "labels": trial.labels}
+    return found.model_copy(update=own if scored else {**own, "success_rate": None})
 
 
 def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
@@ -91,7 +90,7 @@ def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
             flag(
                 "no-truth",
                 "the true images are not known",
-                "nothing could be scored; give --truth, or judge the pictures by eye",
+                "nothing was scored; give --truth, or judge the pictures by eye",
                 "no score, no control, no verdict",
             )
         )
@@ -104,9 +103,9 @@ def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
         found.append(
             flag(
                 "normalisation-unstated",
-                "no attack's loss fell to a tenth, and nothing says how the network's inputs were normalised",
-                "if training normalised images outside of the network, give --mean and --std; check --mode, too",
-                f"at best it fell to {best:.2g} of where it began",
+                "no attack's loss fell to a tenth of its start, and the normalisation of the inputs is not stated",
+                "if images were normalised outside of the network, give --mean and --std; check --mode, too",
+                f"the best fell to {best:.2g} of its start",
             )
         )
     return found
@@ -122,7 +121,7 @@ def _named_so(module: nn.Module) -> bool:
 
 
 def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
-    """leaks: the truth was reconstructed. partly: its labels were read. Otherwise nothing can be concluded."""
+    """leaks: an image was reconstructed. partly: all labels were read. Otherwise cannot-conclude."""
     attacks = [cell for cell in cells if cell.role == "attack"]
     threat = threat_of(inspection.threat)
     done = [cell for cell in attacks if cell.done]
@@ -145,21 +144,21 @@ def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
 
 
 def _unscored(best: CellTrials) -> tuple[Word, str]:
-    start = "without the true images nobody can score this; look at the pictures."
+    start = "without the true images nothing can be scored; look at the pictures."
     fall = _fall(best)
     trial = best.done[0]
     if fall is None:
-        told = f"{best.attack} has no loss to go by."
+        search = f"{best.attack} reports no loss."
     elif fall > FALLEN:
-        told = "no attack's own loss fell, so that its picture shows where it began and nothing of the update."
+        search = "no attack's own loss fell, so its picture shows the initial guess and nothing of the update."
     else:
-        told = (
-            f"{best.attack}'s matching loss fell from {trial.first_loss:.3g} to {trial.loss:.3g}, {fall:.2g} of "
-            "where it began: the lower, the better the picture explains the update, which does not prove it true."
+        search = (
+            f"{best.attack}'s matching loss fell from {trial.first_loss:.3g} to {trial.loss:.3g}, {fall:.2g} of its "
+            "start: the lower, the better the picture explains the update, which does not prove that it is true."
         )
     read = trial.ledger.labels in LABELS_FOUND
     labels = f" Labels read from the update: {', '.join(map(str, trial.labels or ()))}." if read else ""
-    return "cannot-conclude", f"{start} {told}{labels}"
+    return "cannot-conclude", f"{start} {search}{labels}"
 
 
 def _not_reconstructed(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]) -> tuple[Word, str]:
@@ -169,12 +168,12 @@ def _not_reconstructed(inspection: Inspection, best: CellTrials, done: Sequence[
     scored = "no score is finite" if score is None else f"SSIM {score:.2f} at best, by {best.attack}"
     control = best.control("ssim")
     beside = "" if control is None else f" (without the update {control:.2f})"
-    told = f"{', '.join(cell.attack for cell in done)} did not reconstruct it: {scored}{beside}"
+    failure = f"{', '.join(cell.attack for cell in done)} did not reconstruct it: {scored}{beside}"
     if reader is not None and chance < UNLIKELY:
-        return "partly", f"{told}; but {reader.attack} read all its labels from the update."
+        return "partly", f"{failure}; but {reader.attack} read all its labels from the update."
     return "cannot-conclude", (
-        f"{told}. One update cannot tell a defense from a weak attack or a wrong setting: see the flags, give attacks "
-        "more iterations, or try them with `leaktight audit` on a federation like this one."
+        f"{failure}. One update does not show whether a defense, a weak attack or a wrong setting is the reason: see "
+        "the flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
     )
 
 
@@ -184,7 +183,7 @@ def _rank(cell: CellTrials) -> float:
 
 
 def _fall(cell: CellTrials) -> float | None:
-    """An attack's last loss as a share of its first."""
+    """An attack's last loss as a share of its first; None if it has none."""
     if cell.role != "attack" or not cell.done:
         return None
     first, last = cell.done[0].first_loss, cell.done[0].loss

@@ -1,4 +1,4 @@
-"""Whether the true examples explain a captured update, as the user describes its making; and if not, what would."""
+"""Do the true examples, trained on as stated, cause the captured update? If not, which normalisation or mode would?"""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "CIFAR-100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-"""What is tried when the true images do not explain an update."""
+"""Mean and std by name, tried when the true images do not explain an update."""
 
 
 def check_truth(captured: Captured, truth: Batch) -> Flag | None:
     """A flag if the true examples, trained on as the user says, cause another update than the captured one.
 
-    Only where their order plays no part: one step, or one example. The usual normalisations and the other mode are
-    tried, too, and named if they explain it.
+    Checked only for one step or one example, where the order of examples does not matter. The flag names a usual
+    normalisation or the other mode if that explains the update.
     """
     if captured.num_steps != 1 and captured.settings.num_examples != 1:
         return None

@@ -24,7 +24,7 @@ from leaktight.metrics.labels import (
 )
 from leaktight.metrics.lpips import Lpips, LpipsUnavailable
 from leaktight.metrics.match import NO_GUESS, align, match, pairwise, score
-from leaktight.metrics.spec import FunctionMetric, LeaksWhen, MetricSpec, MetricUnavailable, Resources
+from leaktight.metrics.spec import FunctionMetric, LeaksWhen, MetricSpec, MetricUnavailable, Resources, own_spec
 
 __all__ = [
     "METRICS",
@@ -43,6 +43,7 @@ __all__ = [
     "feature_mse",
     "label_accuracy",
     "match",
+    "metric_spec",
     "mse",
     "pairwise",
     "psnr",
@@ -142,6 +143,15 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
 )
 
 
+def metric_spec(name: str) -> MetricSpec:
+    """The metric of this name: of `METRICS`, or "package.module:name" for one of the user's own."""
+    if ":" in name:
+        return own_spec(name)
+    if name not in METRICS:
+        raise UsageError(f"expected the name of a metric, got {name!r}; {suggestion(name, METRICS)}")
+    return METRICS[name]
+
+
 @dataclass(frozen=True)
 class BuiltMetrics:
     """metrics: those that can be computed, by name. unavailable: the reason for each of the others, by name."""
@@ -155,10 +165,8 @@ def build_metrics(names: Iterable[str], resources: Resources) -> BuiltMetrics:
     metrics: dict[str, Metric] = {}
     unavailable: dict[str, str] = {}
     for name in names:
-        if name not in METRICS:
-            raise UsageError(f"expected the name of a metric, got {name!r}; {suggestion(name, METRICS)}")
         try:
-            metrics[name] = METRICS[name].build(resources)
+            metrics[name] = metric_spec(name).build(resources)
         except MetricUnavailable as error:
             unavailable[name] = str(error)
     return BuiltMetrics(metrics, unavailable)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
+from leaktight.core.own import first_words, load_own
 from leaktight.core.protocols import Metric
 
 LeaksWhen = Literal["high", "low"]
@@ -60,3 +61,43 @@ class MetricSpec:
     judges: Literal["images", "labels"] = "images"
     takes: frozenset[type[Inputs]] = ONLY_IMAGES
     legacy: bool = False
+
+
+def own_spec(target: str) -> MetricSpec:
+    """A metric of the user's own: what "package.module:name" names, or an instance of it if that is a class.
+
+    It is called with guess and truth, (N, C, H, W) in [0, 1], and returns (N,); its `leaks_when` is "high" or "low".
+    """
+    found = load_own(target, UsageError)
+    try:
+        metric = found() if isinstance(found, type) else found
+    except Exception as error:
+        raise UsageError(f"{target} cannot be made without arguments: {first_words(error)}; correct it") from error
+    leaks_when = _direction(target, metric)
+    if not callable(metric):
+        raise UsageError(f"expected {target} to be called with guess and truth, got {type(metric).__name__}")
+    built = FunctionMetric(name=target, leaks_when=leaks_when, function=_one_score_each(target, metric))
+    return MetricSpec(leaks_when=leaks_when, description="own metric", build=lambda _: built)
+
+
+def _direction(target: str, metric: object) -> LeaksWhen:
+    match getattr(metric, "leaks_when", None):
+        case "high":
+            return "high"
+        case "low":
+            return "low"
+        case other:
+            raise UsageError(
+                f'expected {target} to be a metric, which has leaks_when = "high" or "low", got {other!r}; set it'
+            )
+
+
+def _one_score_each(target: str, metric: Callable[[Tensor, Tensor], object]) -> Callable[[Tensor, Tensor], Tensor]:
+    def scores(guess: Tensor, truth: Tensor) -> Tensor:
+        given = metric(guess, truth)
+        if not isinstance(given, Tensor) or given.shape != truth.shape[:1]:
+            shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise UsageError(f"expected {target} to return one score for each image, ({len(truth)},), got {shape}")
+        return given
+
+    return scores

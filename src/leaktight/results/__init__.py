@@ -1,1 +1,1 @@
-"""What a run writes and everybody reads, defined once: types, the store of trials, a run's folder."""
+"""The result files of a run: their types, the store of trials, the folder."""

@@ -15,7 +15,7 @@ DOCUMENTS: Mapping[str, type[Record]] = {"trial": Trial, "summary": Summary, "tr
 
 
 def schemas() -> dict[str, str]:
-    """By the name of its file the JSON schema (draft 2020-12) of each document."""
+    """The JSON schema (draft 2020-12) of each document, by file name."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return {
         f"{name}.json": json.dumps(head | kind.model_json_schema(), indent=1) + "\n" for name, kind in DOCUMENTS.items()

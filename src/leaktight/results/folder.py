@@ -1,4 +1,4 @@
-"""The folder of one run: its resolved config, its environment, its results. One writer at a time."""
+"""The folder of one run: resolved config, environment, results. Only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     def private(self, rounds: int) -> Path:
-        """What clients alone know after so many rounds, and what they reported about themselves."""
+        """The clients' private states and reports after this number of rounds."""
         return self.path / f"clients-{rounds:05d}.safetensors"
 
     def all_private(self) -> list[Path]:
@@ -57,13 +57,13 @@ class RunFolder:
 
     @property
     def key(self) -> bytes:
-        """The root of all that protects clients in this run: noise, masks, keys, the order of batches."""
+        """The key from which clients draw noise, masks, keys and the order of batches."""
         try:
             return parse_key(self.secret.read_text().strip())
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self.path} has no readable secret.key, from which its clients draw; restore the file, or choose "
-                "another --out and start anew"
+                f"{self.path} has no readable secret.key, which its clients need; restore the file, or choose another "
+                "--out and start again"
             ) from error
 
     @property
@@ -78,10 +78,10 @@ class RunFolder:
 def open_run(
     path: Path, config_text: str, *, resume: bool, clients: bool = True, key: bytes | None = None
 ) -> Iterator[RunFolder]:
-    """Create a run's folder, or open one to go on with it; refuse a folder that another process writes to.
+    """Create a run's folder, or open an existing one if `resume`. Raises UsageError if another process writes to it.
 
-    clients: whether the run has any, who need a key to draw from what protects them. key: this one, where an experiment
-    is to be replayed; otherwise it is fresh.
+    clients: whether the run has clients, which need a secret key. key: the key of an experiment to replay; None for a
+    new one.
     """
     folder = RunFolder(path)
     try:
@@ -94,7 +94,7 @@ def open_run(
         raise LeaktightError(f"cannot write to {path}: {error.strerror}; choose another --out") from error
     try:
         if folder.started and not resume:
-            raise UsageError(f"{path} already holds a run; add --resume to go on with it, or choose another --out")
+            raise UsageError(f"{path} already holds a run; add --resume to continue it, or choose another --out")
         if folder.started and (held := folder.config.read_text()) != config_text:
             raise UsageError(
                 f"{path} holds a run with other settings ({_first_difference(held, config_text)}); "
@@ -121,7 +121,7 @@ def next_folder(parent: Path, name: str) -> Path:
 
 
 def latest_folder(parent: Path, name: str, config_text: str) -> Path:
-    """The newest run of this name with exactly these settings."""
+    """The newest folder `name-NNN` whose run has exactly these settings."""
     for path in sorted(parent.glob(f"{name}-[0-9][0-9][0-9]*"), reverse=True):
         folder = RunFolder(path)
         if folder.started and folder.config.read_text() == config_text:
@@ -130,7 +130,7 @@ def latest_folder(parent: Path, name: str, config_text: str) -> Path:
 
 
 def environment() -> Environment:
-    """What a result depends on beside its config."""
+    """The versions, platform and command of this process."""
     packages = {}
     for package in _RECORDED_PACKAGES:
         try:

@@ -1,7 +1,7 @@
 """The documents of a run: lines of `trials.jsonl`, and the `summary.json` of an audit, an inspection or training.
 
-Writers build these types, readers parse them with `parse`. `document` holds the fields that were set, and no others.
-Fields that a later version adds are ignored by `parse`, except in a cell, whose other fields are all metrics.
+Writers build these types, readers use `parse`. `document` has only the fields that were set. `parse` ignores unknown
+fields, except in a cell, where they are metrics.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from leaktight.core.errors import ResultsError
 
 SCHEMA_VERSION = 1
 UNDEFENDED = "none"
-"""The name of the defense that does nothing."""
+"""The name of the undefended federation in results."""
 VARIES: Literal["varies"] = "varies"
-"""A fact of the ledger that is not the same in all trials."""
+"""The value of a ledger fact that differs between trials."""
 
 Direction = Literal["high", "low"]
 Role = Literal["attack", "control"]
@@ -27,11 +27,11 @@ Word = Literal["leaks", "partly", "not-found", "cannot-conclude"]
 _LOW_LEAKS = frozenset(
     {"mse", "lpips_alex", "lpips_vgg", "mse_r", "grnn_mae", "thesis_mse_255", "fedkl_rmse", "plato_min_mse"}
 )
-"""Metrics of files without `metrics` (before 0.2) whose low scores leak; those of all others leak when high."""
+"""Metrics that leak when low, for files without `metrics` (before 0.2); all others leak when high."""
 
 
 def plain(value: object) -> object:
-    """A setting as JSON has it: lists for tuples, null for numbers that are not finite."""
+    """A setting as JSON: lists for tuples, null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -40,13 +40,13 @@ def plain(value: object) -> object:
 
 
 def finite(value: object) -> object:
-    """JSON has no NaN and no infinity: they become null."""
+    """The value; None for NaN and infinity, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _readable(version: int) -> int:
     if version > SCHEMA_VERSION:
-        raise ValueError(f"written by a later Leaktight, which this one cannot read (up to {SCHEMA_VERSION}); update")
+        raise ValueError(f"expected at most {SCHEMA_VERSION}: written by a later Leaktight; update Leaktight")
     if version < 1:
         raise ValueError("expected a version from 1")
     return version
@@ -54,18 +54,18 @@ def _readable(version: int) -> int:
 
 Version = Annotated[int, AfterValidator(_readable)]
 Figure = Annotated[float | None, BeforeValidator(finite)]
-"""A number, or None where there is none or it is not finite."""
+"""A number; None if it is missing or not finite."""
 Plain = Annotated[JsonValue, BeforeValidator(plain)]
 Unsure = Literal["varies", "unknown"]
 
 
 class Record(BaseModel):
-    """Values of other types than those declared are errors, as are missing fields without a default."""
+    """Base of all documents: frozen; values of another type and missing required fields are errors."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     def document(self) -> dict[str, JsonValue]:
-        """The fields that were set, as JSON has them."""
+        """The fields that were set, as JSON values."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def facts(self) -> dict[str, object]:
@@ -74,7 +74,7 @@ class Record(BaseModel):
 
 
 class Threat(Record):
-    """Who the attacker is. knows: facts beside the model and what is seen, sorted by name."""
+    """The threat model. knows: what the attacker knows besides the model and the updates it sees, sorted by name."""
 
     server: Literal["curious", "malicious"]
     sees: Literal["client", "aggregate"]
@@ -82,13 +82,13 @@ class Threat(Record):
 
 
 class MetricNote(Record):
-    """What a metric says about itself. leaks_when: whether a high or a low score shows the truth."""
+    """leaks_when: whether a high or a low score of the metric means leakage."""
 
     leaks_when: Direction
 
 
 class Ledger(Record):
-    """What stands behind a score. Facts that nobody knows are left out, or "unknown"; "varies": not in all trials."""
+    """The conditions of a score. Unknown facts are left out or "unknown"; "varies": differs between trials."""
 
     labels: str | None = None
     batch_size: int | Unsure | None = None
@@ -109,7 +109,7 @@ class Ledger(Record):
 class Pictures(Record):
     """Paths of two PNG strips of `count` images of `size` (height, width), side by side: originals and guesses.
 
-    truth: None where nobody knows the originals, as with a captured update.
+    truth: None if the originals are not known, as with many captured updates.
     """
 
     truth: str | None = None
@@ -119,7 +119,7 @@ class Pictures(Record):
 
 
 class TrialHead(Record):
-    """What is known of a trial before it is run. model_accuracy: of the attacked model."""
+    """The fields of a trial that are known before it runs. model_accuracy: of the attacked model."""
 
     schema_version: Version
     id: str
@@ -138,11 +138,11 @@ class TrialHead(Record):
 
 
 class TrialOutcome(Record):
-    """What a trial gave.
+    """The result of a trial.
 
-    scores: by metric one number for each true example; None for a metric that lacks something. metrics: what these say
-    about themselves. label_accuracy: None where labels were given. labels: those of the guess. first_loss, loss: where
-    the attack's search began and ended. update_changed: whether the defense made a difference to the update.
+    scores: by metric, one number per true example; None for a metric that cannot be computed here. metrics: which way
+    each leaks. label_accuracy: None if labels were given. labels: those of the guess. first_loss, loss: of the attack's
+    search at its start and end. update_changed: whether the defense changed the update.
     """
 
     status: Literal["done", "failed"] = "done"
@@ -159,7 +159,7 @@ class TrialOutcome(Record):
 
 
 class Trial(TrialHead, TrialOutcome):
-    """One line of `trials.jsonl`: one attack on one victim behind one defense in one round."""
+    """One line of `trials.jsonl`: one attack on one victim with one defense in one round."""
 
     seconds: float
     warnings: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class Trial(TrialHead, TrialOutcome):
 
 
 class Score(Record):
-    """A metric over the trials of a cell, with its 95 % interval. worst: of the most leaking trial."""
+    """A metric over the trials of a cell: mean, 95 % interval, and the value of the most leaking trial (worst)."""
 
     mean: Figure
     ci95: tuple[Figure, Figure] | None = None
@@ -188,7 +188,7 @@ class _Scored(Record):
 
     @property
     def scores(self) -> dict[str, Score]:
-        """By metric, where it could be computed."""
+        """The metrics that could be computed, by name."""
         return {name: score for name, score in self.__pydantic_extra__.items() if score is not None}
 
     def mean_of(self, metric: str) -> float | None:
@@ -204,8 +204,8 @@ class _Scored(Record):
 class Cell(_Scored):
     """One attack on one defense, over all its trials.
 
-    success_rate: the share of finished trials that leaked. control: by metric what the best guess without the update
-    scores. first_loss, loss, labels: of an inspection's only trial.
+    success_rate: the share of finished trials that leaked. control: by metric, the score of the best guess without the
+    update. first_loss, loss, labels: of an inspection's only trial.
     """
 
     attack: str
@@ -226,17 +226,17 @@ class Cell(_Scored):
 
     @property
     def done(self) -> int:
-        """Trials with a result."""
+        """The number of finished trials."""
         return max(self.trials - self.failed, 0)
 
     @property
     def leaked(self) -> int | None:
-        """Trials that count as leaked."""
+        """The number of trials that leaked; None if not judged."""
         return None if self.success_rate is None else round(self.success_rate * self.done)
 
 
 class Verdict(Record):
-    """What was concluded about a defense. worst_attack: the one that got closest; trial_id: its most leaking trial."""
+    """The conclusion about a defense. worst_attack: the strongest attack. trial_id: its most leaking trial."""
 
     defense: str
     threat: Threat
@@ -247,7 +247,7 @@ class Verdict(Record):
 
 
 class FlagPlace(Record):
-    """attack: None for a whole defense."""
+    """Where a flag was raised. attack: None for all attacks on the defense."""
 
     attack: str | None = None
     defense: str
@@ -264,7 +264,7 @@ class Flag(Record):
 
 
 class Leak(Record):
-    """The leakage of a defense: its most leaking trial by `metric`, and the mean of the attack behind it."""
+    """The leakage of a defense: `metric` and PSNR of its most leaking trial, and the mean over that attack's trials."""
 
     metric: str = "ssim"
     worst: Figure = None
@@ -274,7 +274,7 @@ class Leak(Record):
 
 
 class TradeoffRow(Record):
-    """A defense's leakage, final accuracy, seconds of the median round, and its share of the clients' time."""
+    """A defense: leakage, final accuracy, seconds of the median round, share of client time, Pareto front or not."""
 
     defense: str
     settings: dict[str, Plain] = {}
@@ -286,14 +286,14 @@ class TradeoffRow(Record):
 
 
 class Recommendation(Record):
-    """defense: None where nothing can be recommended."""
+    """The recommended defense, or None, and the reason."""
 
     defense: str | None = None
     because: str
 
 
 class Tradeoff(Record):
-    """All defenses of a trade-off."""
+    """The defenses of a trade-off, and the recommendation."""
 
     rows: tuple[TradeoffRow, ...]
     recommendation: Recommendation | None = None
@@ -314,8 +314,8 @@ class Moment(_Scored):
 class Summary(Record):
     """`summary.json` of an audit, a trade-off or an inspection.
 
-    scenario: facts in plain words. leaked_if: what counts as a leak. ledger: facts that all attacks share.
-    training_failed: by defense why it could not be trained. over_time: where several rounds were attacked.
+    scenario: facts for readers. leaked_if: what counts as a leak. ledger: the conditions that all attacks share.
+    training_failed: by defense, why training failed. over_time: None unless several rounds were attacked.
     truth_given: False for an inspection without the true images.
     """
 
@@ -339,10 +339,10 @@ class Summary(Record):
 
 
 class Round(Record):
-    """One round of training. bytes_up, bytes_down: sent by and to all clients. failures: by client the reason.
+    """One round of training. bytes_up, bytes_down: sent by and to all clients. failures: the reason, by client.
 
-    train_loss, client: what clients measured about themselves, which a server on Flower does not get. Budgets and
-    losses may be infinite, which JSON files have as Infinity.
+    train_loss, client: measured by the clients; a server on Flower does not receive them. Budgets and losses may be
+    infinite, written as Infinity.
     """
 
     round: int
@@ -366,7 +366,7 @@ class Final(Record):
 
 
 class DefenseCost(Record):
-    """What a defense took of the clients' time; other fields are its own figures."""
+    """The cost of a defense in the clients' time; other fields are figures that the defense reports."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
@@ -376,7 +376,7 @@ class DefenseCost(Record):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What the defense reports about itself."""
+        """The figures that the defense reports, by name."""
         return dict(self.__pydantic_extra__)
 
 
@@ -393,7 +393,7 @@ class TrainingSummary(Record):
 
 
 class Environment(Record):
-    """`environment.json`: what a result depends on beside its config. packages: versions."""
+    """`environment.json`: what a result depends on besides its config. packages: their versions."""
 
     python: str = ""
     platform: str = ""
@@ -406,7 +406,7 @@ T = TypeVar("T", bound=Record)
 
 
 def parse(kind: type[T], text: str | bytes, source: str) -> T:
-    """A document from its JSON. source: its file, and line if it has several, for errors."""
+    """A document from its JSON. source: the file (and line) that errors name."""
     try:
         return kind.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -414,28 +414,28 @@ def parse(kind: type[T], text: str | bytes, source: str) -> T:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first wrong field, what was expected, and what is there if that is short."""
+    """The first wrong field, what was expected, and its value if short."""
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"]))
-    said = first["msg"].removeprefix("Value error, ")
+    expected = first["msg"].removeprefix("Value error, ")
     given = first["input"]
     shown = place and first["type"] != "missing" and len(str(given)) < 80
-    return f"{f'{place}: ' if place else ''}{said}{f', got {given!r}' if shown else ''}"
+    return f"{f'{place}: ' if place else ''}{expected}{f', got {given!r}' if shown else ''}"
 
 
-def leaks_when(metric: str, said: Mapping[str, MetricNote]) -> Direction:
-    """Which scores show the truth. said: what metrics say about themselves in a result file.
+def leaks_when(metric: str, notes: Mapping[str, MetricNote]) -> Direction:
+    """Whether high or low scores of a metric leak. notes: the `metrics` of a result file.
 
     >>> leaks_when("grnn_mae", {}), leaks_when("my_error", {"my_error": MetricNote(leaks_when="low")})
     ('low', 'low')
     """
-    if metric in said:
-        return said[metric].leaks_when
+    if metric in notes:
+        return notes[metric].leaks_when
     return "low" if metric in _LOW_LEAKS else "high"
 
 
 def common_ledger(trials: Iterable[Trial]) -> Ledger:
-    """The facts that all attacks share; "varies" where they do not."""
+    """The conditions of all attacks; "varies" where they differ."""
     found = [trial.ledger.facts() for trial in trials if trial.role == "attack" and trial.ledger.facts()]
     first = found[0] if found else {}
     same = {key: all(key in other and other[key] == value for other in found) for key, value in first.items()}
@@ -443,12 +443,12 @@ def common_ledger(trials: Iterable[Trial]) -> Ledger:
 
 
 def metrics_of(trials: Iterable[Trial]) -> dict[str, MetricNote]:
-    """What the metrics of these trials say about themselves."""
+    """The notes of all metrics of these trials."""
     return {name: note for trial in trials for name, note in trial.metrics.items()}
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are known.
+    """The mean of the values that are not None; None if there are none.
 
     >>> mean([1.0, None, 3.0])
     2.0

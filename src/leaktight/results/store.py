@@ -1,7 +1,7 @@
-"""The result files of a run: trials are added to `trials.jsonl` as they are finished, and all files are read here.
+"""Writing trials to `trials.jsonl`, and reading all result files of a run.
 
-A line is appended in one write and forced to the disk. A process that is killed in between leaves at most one torn line
-at the end, which the next one drops. The pictures of a trial are written before its line.
+A line is appended in one write and synced to disk. A killed process leaves at most one incomplete last line, which the
+next one removes. The pictures of a trial are written before its line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leaktight.results.schema import Environment, Summary, Trial, parse
 
 @dataclass
 class TrialStore:
-    """The finished trials of a run, by id. Open it with `open_store`; only one process may."""
+    """The finished trials of a run, by id. Open it with `open_store`, in one process only."""
 
     path: Path
     trials: dict[str, Trial] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class TrialStore:
         return self.path / "trials.jsonl"
 
     def add(self, trial: Trial, pictures: Mapping[str, bytes]) -> None:
-        """Keep a finished trial: it is on the disk when this returns. pictures: by path in the folder."""
+        """Store a finished trial; it is on disk when this returns. pictures: PNGs by path in the folder."""
         for name, data in pictures.items():
             write_atomically(self.path / name, data)
         self._append(json.dumps(trial.document(), allow_nan=False) + "\n")
@@ -50,12 +50,12 @@ class TrialStore:
         except OSError as error:
             reason = error.strerror or str(error)
             raise LeaktightError(
-                f"cannot write {self.file}: {reason}; free space, then go on with --resume --out {self.path}"
+                f"cannot write {self.file}: {reason}; free space, then continue with --resume --out {self.path}"
             ) from error
 
 
 def open_store(path: Path) -> TrialStore:
-    """The store of a run's folder with all trials that are complete; a torn last line is cut off."""
+    """The store of a run's folder, with its trials. An incomplete last line is removed from the file."""
     store = TrialStore(path, read_trials(path))
     content = read_file(store.file) or b""
     whole = content.rfind(b"\n") + 1
@@ -70,7 +70,7 @@ def open_store(path: Path) -> TrialStore:
 
 
 def read_trials(folder: Path) -> dict[str, Trial]:
-    """The trials of a run by id, without a last line that a killed run left torn. A repeated id counts once."""
+    """The trials of a run by id, without an incomplete last line. Of repeated ids the first counts."""
     file = folder / "trials.jsonl"
     content = read_file(file) or b""
     trials: dict[str, Trial] = {}
@@ -82,7 +82,7 @@ def read_trials(folder: Path) -> dict[str, Trial]:
 
 
 def read_summary(folder: Path) -> Summary | None:
-    """The summary of an audit, a trade-off or an inspection, if the run is finished."""
+    """The summary of an audit, a trade-off or an inspection; None if the run is not finished."""
     file = folder / "summary.json"
     content = read_file(file)
     if content is None:
@@ -93,13 +93,13 @@ def read_summary(folder: Path) -> Summary | None:
 
 
 def read_environment(folder: Path) -> Environment:
-    """Empty if there is none."""
+    """The environment of a run; empty if its file is missing."""
     file = folder / "environment.json"
     return parse(Environment, read_file(file) or b"{}", str(file))
 
 
 def read_text(path: Path) -> str:
-    """The content of a text file, empty if there is none."""
+    """The content of a text file; empty if it is missing."""
     try:
         return (read_file(path) or b"").decode()
     except UnicodeDecodeError as error:
@@ -107,7 +107,7 @@ def read_text(path: Path) -> str:
 
 
 def read_file(path: Path) -> bytes | None:
-    """The bytes of a file, None if there is none."""
+    """The bytes of a file; None if it is missing."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

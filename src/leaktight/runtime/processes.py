@@ -29,7 +29,7 @@ from leaktight.runtime.executor import Executor, Inline, J, M, OnMessage, R, Wor
 from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
-_worker: dict[str, Any] = {}  # set when a worker process starts; empty in the main process
+_worker: dict[str, Any] = {}  # empty unless this process is a worker
 
 
 def available_cores() -> int:
@@ -87,6 +87,22 @@ class Processes:
             life.close()
             watched.close()
             channel.close()
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Runs work in this process as a worker would: on one thread and without starting processes. Nothing is pickled."""
+
+    @contextmanager
+    def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
+        before = dict(_worker)
+        with one_thread(), Inline().start(work) as workers:
+            _worker["here"] = True
+            try:
+                yield workers
+            finally:
+                _worker.clear()
+                _worker.update(before)
 
 
 def on_this_machine(number: int | None) -> Executor:

@@ -12,12 +12,13 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.exact.linear_inversion import LinearInversion
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits, Faces
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 
 @pytest.fixture(scope="module", params=["digits", "faces"])

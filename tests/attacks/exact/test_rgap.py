@@ -17,6 +17,7 @@ from torch import nn
 
 from leaktight.attacks.exact.rank_analysis import gradient_matrix, leakage_bounds
 from leaktight.attacks.exact.rgap import RGap, margins
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.rng import global_seed
@@ -26,7 +27,7 @@ from leaktight.core.types import Batch
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.metrics import psnr
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.small import Cnn6
 
 

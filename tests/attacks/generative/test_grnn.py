@@ -18,13 +18,14 @@ from leaktight.attacks.matching.objectives import Objective, Sum
 from leaktight.attacks.matching.spread import choose
 from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import RmsProp
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Images
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits, Photos
 from leaktight.metrics import psnr
-from leaktight.models import MODELS, build_model
 from leaktight.models.generators import GrnnGenerator, resolution
+from leaktight.models.initialise import build_model
 
 QUICK = Grnn(iterations=3, latent=8, parallel="none", backend="eager", onednn=False)
 

@@ -20,9 +20,10 @@ from leaktight.attacks.matching.objectives import SquaredError
 from leaktight.attacks.matching.sought import Noise, Pixels
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
+from leaktight.config.catalogue import MODELS
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Photos
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 
 @settings(max_examples=30, deadline=None)

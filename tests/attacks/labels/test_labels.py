@@ -35,9 +35,10 @@ from leaktight.data.cifar import Cifar10
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.metrics.labels import label_accuracy
-from leaktight.models import Network, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu, Mlp
+from leaktight.models.source import Network
 
 RULES: dict[str, LabelStrategy] = {
     "idlg": Idlg(),

@@ -15,6 +15,7 @@ from torch import nn
 
 from leaktight.attacks.labels.rules import Wainakh
 from leaktight.attacks.malicious.fishing import Fishing, Strategy, caught
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
 from leaktight.core.protocols import ActiveAttack
 from leaktight.core.tensors import cloned
@@ -26,7 +27,7 @@ from leaktight.data.embedded import Digits
 from leaktight.fl.aggregators import FedSgd
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.metrics import psnr
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.surgery import mode_of
 
 TARGET = 3

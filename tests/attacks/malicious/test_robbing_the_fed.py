@@ -12,6 +12,7 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.attacks.malicious.robbing_the_fed import RobbingTheFed
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import ActiveAttack, Defense
@@ -22,8 +23,8 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.metrics import align, match, psnr
-from leaktight.models import MODELS, build_model
 from leaktight.models.imprint import with_imprint
+from leaktight.models.initialise import build_model
 from leaktight.models.surgery import final_linear
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leaktight.attacks.matching.layer_weights import WEIGHTINGS, counted_layers, curve_weights, layer_weights
 from leaktight.attacks.matching.objectives import Cosine, LayerCosine
 from leaktight.core.inputs import Images
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet20x4
 from leaktight.models.small import LeNetZhu, Mlp
 from leaktight.models.vit import Vit

@@ -27,6 +27,7 @@ from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.presets.preset import Preset
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest
@@ -35,7 +36,7 @@ from leaktight.core.types import Batch, Observation
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.metrics import psnr
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 QUICK = Matching(iterations=6, restarts=2, labels=Given(), priors=((1e-3, TotalVariation()),), onednn=True)
 

@@ -22,9 +22,10 @@ from leaktight.attacks.matching.priors import (
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
-from leaktight.models import batch_statistics, build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.resnet import ResNet20
 from leaktight.models.small import LeNetZhu
+from leaktight.models.surgery import batch_statistics
 
 CIFAR = Images(3, 32, 32)
 

@@ -20,10 +20,11 @@ from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.optimizers.optimizer import Tree
+from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 NUMBERS = 5
 

@@ -28,7 +28,7 @@ from leaktight.core.inputs import Images
 from leaktight.core.rng import global_seed
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Mode, Observation, Reconstruction
-from leaktight.models import build_model
+from leaktight.models.initialise import build_model
 from leaktight.models.small import LeNetZhu
 
 SMOOTH = Matching(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from leaktight.attacks.presets.glaus import Glaus, Magnitudes
 from leaktight.attacks.presets.idlg import IdlgAttack
+from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import ActiveAttack
 from leaktight.core.threat import Knowledge
@@ -22,7 +23,7 @@ from leaktight.data.embedded import Digits
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.metrics import psnr, ssim
-from leaktight.models import MODELS, build_model
+from leaktight.models.initialise import build_model
 
 QUERIES = 300
 

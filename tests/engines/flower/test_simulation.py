@@ -137,7 +137,7 @@ def test_the_command_goes_on_with_a_run_and_ends_in_the_same_model(tmp_path: Pat
         name = run_name(out / "flower", resumed=False)
 
         def engine(federation: Federation, state: FederationState | None = None, **watchers: object) -> FederationState:
-            del watchers["workers"], watchers["told"]
+            del watchers["workers"], watchers["on_reports"]
             return play(nodes, federation, state, run=name, **watchers)  # type: ignore[arg-type]
 
         train(federation, folder, engine=engine, until=1)

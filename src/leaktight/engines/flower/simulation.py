@@ -17,7 +17,7 @@ from flwr.simulation import run_simulation
 from leaktight.core.errors import LeaktightError
 from leaktight.engines.flower.node import NodeSettings, client_app, read_reports
 from leaktight.engines.flower.server import make_server_app, play, run_name
-from leaktight.engines.inprocess import AfterRound, Told
+from leaktight.engines.inprocess import AfterRound, OnReports
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.runtime.processes import available_cores
@@ -33,7 +33,7 @@ def simulate(
     folder: Path,
     workers: int | None = None,
     after_round: AfterRound | None = None,
-    told: Told = lambda reports: None,
+    on_reports: OnReports = lambda reports: None,
     after_client: Callable[[], None] = lambda: None,
     until: int | None = None,
 ) -> FederationState:
@@ -46,7 +46,7 @@ def simulate(
     final: list[FederationState] = []
 
     def finished(outcome: RoundOutcome, now: FederationState) -> None:
-        told(read_reports(clients, outcome.updates, outcome.broadcast.round))
+        on_reports(read_reports(clients, outcome.updates, outcome.broadcast.round))
         if after_round is not None:
             after_round(outcome, now)
 

@@ -1,0 +1,94 @@
+"""The examples of a documentation page, run in their order in one folder.
+
+A block of Python or TOML whose first line is `# some/file.py` is that file; other Python is run, all of a page's in one
+namespace. In a block of `sh` every line is a command; those of `leaktight` are run, those that install are not.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from leaktight.cli.app import main
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
+_INSTALLS = ("pip install ", "make ", "git clone ", "cd ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. language: what stands after the fence."""
+
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block is, if its first line says so."""
+        named = _FILE.match(self.text) if self.language in ("python", "toml") else None
+        return named[1] if named else None
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The commands of `leaktight` in a block of sh, each without its first word."""
+        lines = self.text.replace("\\\n", " ").splitlines() if self.language == "sh" else []
+        words = [shlex.split(line, comments=True) for line in lines if not line.startswith(_INSTALLS)]
+        for each in words:
+            assert not each or each[0] == "leaktight", f"no command that can be tested: {shlex.join(each)}"
+        return [each[1:] for each in words if each]
+
+
+def blocks(page: str) -> list[Block]:
+    """Those of a page that are run; `text` is output, and not."""
+    found = [Block(language, text) for language, text in _FENCE.findall((ROOT / page).read_text())]
+    unknown = {block.language for block in found} - {"python", "toml", "sh", "text"}
+    assert not unknown, f"{page} has blocks that nothing runs: {unknown}"
+    return found
+
+
+def run_page(page: str, folder: Path) -> dict[str, object]:
+    """Run all blocks of a page in this folder; the names that its Python has defined."""
+    names: dict[str, object] = {"__name__": "page"}
+    with _inside(folder):
+        for block in blocks(page):
+            if block.file is not None:
+                (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / block.file).write_text(block.text)
+            elif block.language == "python":
+                exec(compile(block.text, page, "exec"), names)
+            for command in block.commands:
+                run_command(command)
+    return names
+
+
+def run_command(arguments: list[str]) -> None:
+    """`leaktight` with these arguments, in this process; fails the test unless it ends well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["leaktight", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code in (0, None), f"leaktight {shlex.join(arguments)} ended with {ended.value.code}"
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Make this the current folder, and forget its modules afterwards."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        try:
+            yield
+        finally:
+            for name in set(sys.modules) - before:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
+                    del sys.modules[name]
