@@ -26,8 +26,7 @@ from leaktight.defenses.stack import Stack
 from leaktight.fl.aggregators import FedAvg, ServerAdam
 from leaktight.fl.consent import Consent
 from leaktight.fl.encrypted import Encrypted
-from leaktight.fl.fedboosting import FedBoosting
-from leaktight.fl.fusion import NoisyFusion
+from leaktight.fl.fedboosting import FedBoosting, NoisyFusion
 
 
 def write(folder: Path, text: str) -> Path:

@@ -38,7 +38,7 @@ from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.given import GivenDataset, GivenImages
 from leaktight.data.partition import Scheme
-from leaktight.fl.fusion import Fusion
+from leaktight.fl.fedboosting import Fusion
 from leaktight.metrics import METRICS
 from leaktight.models.gan import GeneratorSource
 from leaktight.models.source import Network

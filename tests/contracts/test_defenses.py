@@ -45,14 +45,13 @@ from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.accept import why_malformed
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import assemble
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Train, encode
 from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.fl.state import ClientState
+from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
 from leaktight.models.initialise import build_model
 from leaktight.runtime.sharing import dumped, loaded
 

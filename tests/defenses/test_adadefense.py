@@ -21,13 +21,12 @@ from leaktight.data.partition import Iid
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import silent
 from leaktight.fl.messages import Evaluated
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.fl.state import ClientState
+from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
 from leaktight.runtime.sharing import dumped, loaded
 
 FRESH: State = {"time": 0, "first": {}, "second": {}}

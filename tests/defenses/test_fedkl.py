@@ -25,14 +25,13 @@ from leaktight.defenses.fedkl import FedKl, LockContent, score_keys
 from leaktight.defenses.stack import Stack
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg
-from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.fl.messages import Train, encode
 from leaktight.fl.plan import FederationPlan, Setup
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.fl.state import ClientState
+from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
 from leaktight.models.initialise import build_model
 from leaktight.models.keylock import KeyLock
 from leaktight.models.resnet import ResNet20

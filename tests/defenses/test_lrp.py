@@ -23,14 +23,13 @@ from leaktight.defenses.ada_lrp import AdaLrp
 from leaktight.defenses.lrp import Lrp
 from leaktight.engines.inprocess import run
 from leaktight.fl.aggregators import FedAvg, FedSgd
-from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.client import Client
 from leaktight.fl.federation import Federation, FederationState, assemble
 from leaktight.fl.local import silent
 from leaktight.fl.messages import Answered, Ask, Failed, Reply, Request, Train, encode
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import federate, initial_state
-from leaktight.fl.state import ClientState
+from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
 
 CLASSES = {"ann": 1, "bob": 2, "cyd": 3, "dan": 4}
 SIZES = {"ann": 10, "bob": 20, "cyd": 30, "dan": 60}

@@ -14,9 +14,9 @@ from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
 from leaktight.core.types import Params, State, Update
 from leaktight.engines.training import train
-from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation
 from leaktight.fl.plan import FederationPlan
+from leaktight.fl.state import load_checkpoint, save_checkpoint
 from leaktight.report.figures import plot_learning_curve
 from leaktight.results.folder import latest_folder, next_folder, open_run
 from leaktight.results.schema import Round, TrainingSummary, parse

@@ -29,9 +29,8 @@ from leaktight.data.partition import Iid
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg, FedSgd, Linear, ServerAdam, ServerMomentum
 from leaktight.fl.encrypted import Encrypted
-from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.fedboosting import FedBoosting, FixedFusion, MixtureWeights, NoisyFusion
 from leaktight.fl.federation import Federation, FederationState, assemble
-from leaktight.fl.fusion import FixedFusion, MixtureWeights, NoisyFusion
 from leaktight.fl.messages import Answered, Ask, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome, carry, federate

@@ -22,9 +22,8 @@ from leaktight.data.embedded import Digits
 from leaktight.data.partition import Iid
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.engines import inprocess
-from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting
+from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting, FixedFusion, Fusion, NoisyFusion
 from leaktight.fl.federation import assemble
-from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.models.initialise import build_model

@@ -25,8 +25,7 @@ from leaktight.crypto.paillier_keys import SecretKey
 from leaktight.crypto.secure_sum import new_private_key, public_key
 from leaktight.fl.aggregators import FedAvg, Linear
 from leaktight.fl.encrypted import Encrypted
-from leaktight.fl.fedboosting import FedBoosting
-from leaktight.fl.fusion import FixedFusion, Fusion, NoisyFusion
+from leaktight.fl.fedboosting import FedBoosting, FixedFusion, Fusion, NoisyFusion
 from leaktight.fl.messages import encode
 
 SHAPES = {"w": (300,), "b": (20,)}

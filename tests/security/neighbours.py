@@ -36,8 +36,7 @@ from leaktight.defenses.wrap import wrap
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client
 from leaktight.fl.encrypted import Encrypted
-from leaktight.fl.fedboosting import FedBoosting
-from leaktight.fl.fusion import NoisyFusion
+from leaktight.fl.fedboosting import FedBoosting, NoisyFusion
 from leaktight.fl.local import Trainer, plan_batches
 from leaktight.fl.messages import Train
 from leaktight.fl.plan import Setup

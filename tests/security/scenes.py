@@ -37,8 +37,7 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.precode import Precode
 from leaktight.fl.aggregators import FedAvg, weighted_mean
 from leaktight.fl.client import Client, ClientRound
-from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting, PlainCombined
-from leaktight.fl.fusion import NoisyFusion
+from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting, NoisyFusion, PlainCombined
 from leaktight.fl.local import Trainer
 from leaktight.fl.messages import Train
 from leaktight.fl.plan import Setup

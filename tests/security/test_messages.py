@@ -29,9 +29,8 @@ from leaktight.engines.flower.messages import HELLO, read_reply, read_request
 from leaktight.engines.flower.server import play
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam, ServerMomentum
 from leaktight.fl.encrypted import Encrypted
-from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.fedboosting import FedBoosting, FixedFusion
 from leaktight.fl.federation import Federation, assemble
-from leaktight.fl.fusion import FixedFusion
 from leaktight.fl.messages import LEAVES, Answered, Ask, Declined, Evaluated, Reply, Request, Trained, encode
 from leaktight.fl.plan import FederationPlan
 

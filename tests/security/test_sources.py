@@ -14,7 +14,7 @@ ROOT = Path(leaktight.__file__).parent
 FILES = (
     *sorted((ROOT / "defenses").rglob("*.py")),
     *sorted((ROOT / "crypto").rglob("*.py")),
-    *(ROOT / name for name in ("fl/client.py", "fl/local.py", "fl/fusion.py", "fl/encrypted.py", "fl/fedboosting.py")),
+    *(ROOT / name for name in ("fl/client.py", "fl/local.py", "fl/encrypted.py", "fl/fedboosting.py")),
     *(ROOT / name for name in ("models/keylock.py", "models/bottleneck.py", "core/secret.py")),
 )
 MAKING = {"public_numpy", "entropy", "global_seed", "default_rng", "manual_seed", "RandomState", "get_rng_state"}

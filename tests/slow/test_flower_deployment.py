@@ -14,7 +14,7 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
-from leaktight.fl.checkpoint import load_checkpoint
+from leaktight.fl.state import load_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

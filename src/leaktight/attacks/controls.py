@@ -20,9 +20,10 @@ from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tensors import cloned
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Observation, Params, Reconstruction
+from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.models.source import require_choice
 from leaktight.models.surgery import mode_of
@@ -119,7 +120,9 @@ class NearestPublicImage(Attack):
         with mode_of(seen.model, self.mode), global_seed(rng.child("dropout")):
             for place in range(len(public)):
                 one = Batch(public.inputs[place : place + 1], public.targets[place : place + 1])
-                distances.append(float(objective.loss(_gradient(trainer, seen, one), prepared)))
+                buffers = cloned(seen.broadcast.buffers)  # batch norm updates them in place
+                _, gradient = loss_and_gradient(trainer, seen.broadcast.params, buffers, one)
+                distances.append(float(objective.loss(gradient, prepared)))
                 if progress is not None:
                     progress(place, min(distances), None)
         return torch.tensor(distances, dtype=torch.float64)
@@ -135,12 +138,6 @@ def _nearest_by_class(distances: Tensor, classes: Tensor, wanted: Tensor) -> Ten
         order.remove(place)
         chosen.append(place)
     return torch.tensor(chosen)
-
-
-def _gradient(trainer: Trainer, seen: Observation, batch: Batch) -> Params:
-    # Copies, as batch norm updates its statistics in place.
-    buffers = {name: tensor.clone() for name, tensor in seen.broadcast.buffers.items()}
-    return loss_and_gradient(trainer, seen.broadcast.params, buffers, batch)[1]
 
 
 def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:

@@ -16,7 +16,7 @@ from leaktight.core.training import Schedule
 from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
-from leaktight.fl.fusion import Fusion
+from leaktight.fl.fedboosting import Fusion
 from leaktight.models.gan import GeneratorSource
 from leaktight.models.source import ModelSource, Network
 

@@ -11,10 +11,10 @@ import safetensors.torch
 from leaktight.core.files import write_atomically
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
-from leaktight.fl.checkpoint import load_checkpoint, save_checkpoint
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import overall
 from leaktight.fl.protocol import RoundOutcome
+from leaktight.fl.state import load_checkpoint, save_checkpoint
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Round, TrainingSummary
 

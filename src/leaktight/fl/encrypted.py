@@ -14,14 +14,14 @@ from torch import Tensor
 from leaktight.core.errors import LeaktightError, RoundFailedError, UsageError
 from leaktight.core.protocols import Aggregator, Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import unflattened
 from leaktight.core.types import Broadcast, Params, State, Update, UpdateKind
 from leaktight.crypto.cipher import Cipher, CipherError, Sealed, Values, integer_weights
 from leaktight.crypto.key_transport import boxed, opened
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.secure_sum import new_private_key, public_key
 from leaktight.fl.aggregators import FedAvg, Linear
-from leaktight.fl.fedboosting import FedBoosting, changes_of
-from leaktight.fl.fusion import Fusion
+from leaktight.fl.fedboosting import FedBoosting, Fusion, changes_of
 
 _BOX = "key of encrypted aggregation"
 _SPREAD = 12  # standard deviations of noise that the cipher has room for; exceeded with probability 10^-32
@@ -215,11 +215,12 @@ class Encrypted(Aggregator):
 
     def _opened(self, sent: Mapping[str, Any], state: State, member: Member) -> dict[str, State]:
         """The candidates that a client is to evaluate, decrypted."""
-        like = {**sent["params"], **sent["buffers"]}
-        return {
-            name: {"changes": _shaped(torch.from_numpy(self._open(part, state, member)), part["names"], like)}
-            for name, part in sent["candidates"].items()
-        }
+        known = {**sent["params"], **sent["buffers"]}
+        candidates: dict[str, State] = {}
+        for name, part in sent["candidates"].items():
+            values = torch.from_numpy(self._open(part, state, member))
+            candidates[name] = {"changes": unflattened(values, {each: known[each] for each in part["names"]})}
+        return candidates
 
     def _read(self, updates: Mapping[str, Update], broadcast: Broadcast) -> tuple[list[str], dict[str, Sealed]]:
         """The names of the encrypted tensors and the ciphertext of each client, checked as far as the server can."""
@@ -294,19 +295,14 @@ def _flat(changes: Params) -> Values:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _shaped(values: Tensor, names: Sequence[str], like: Params) -> dict[str, Tensor]:
-    """A vector as tensors by name, with the shapes and types of `like`."""
-    parts = torch.split(values, [like[name].numel() for name in names])
-    return {name: part.to(like[name].dtype).reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
-
-
 def _checked(values: Any, reader: str, names: Sequence[str], broadcast: Broadcast) -> dict[str, Tensor]:
     """The decrypted aggregate as tensors by name; RoundFailedError if it has another length or is not finite."""
-    like = {**broadcast.params, **broadcast.buffers}
-    count = sum(like[name].numel() for name in names)
+    known = {**broadcast.params, **broadcast.buffers}
+    like = {name: known[name] for name in names}
+    count = sum(tensor.numel() for tensor in like.values())
     if not isinstance(values, Tensor) or values.shape != (count,) or not bool(torch.isfinite(values).all()):
         raise RoundFailedError(f"{reader} decrypted the aggregate to something else than {count} finite values")
-    return _shaped(values, names, like)
+    return unflattened(values, like)
 
 
 def _kept(state: State, name: str, member: Member) -> Any:

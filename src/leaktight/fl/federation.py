@@ -121,7 +121,7 @@ class FederationState:
     clients: Mapping[str, ClientState] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
-        """The state as nested mappings, for `fl.checkpoint`."""
+        """The state as nested mappings, for `save_checkpoint`."""
         return {"server": vars(self.server), "clients": {name: each.stored() for name, each in self.clients.items()}}
 
     @classmethod

@@ -1,11 +1,15 @@
-"""The state of a client between requests. It never leaves the client."""
+"""The state of a client between requests, which never leaves the client, and checkpoints of state on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from leaktight.core.errors import CheckpointError
+from leaktight.core.files import write_private
+from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import Params, State
 
 BEFORE_ROUNDS = -1
@@ -48,3 +52,25 @@ class ClientState:
     def restored(cls, stored: State) -> ClientState:
         """The inverse of `stored`."""
         return cls(**{**stored, "conduct": Conduct(**stored["conduct"])})
+
+
+VERSION = 3
+
+
+def save_checkpoint(path: Path, state: State) -> None:
+    """Replace `path` by nested state (see `core.tensors.pack`); only the owner can read it, as it may hold secrets."""
+    write_private(path, pack({"version": VERSION, "state": state}))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote."""
+    try:
+        content = unpack(path.read_bytes())
+        if content["version"] != VERSION:
+            raise CheckpointError(f"{path} has version {content['version']}, expected {VERSION}; start a new run")
+        state: dict[str, Any] = content["state"]
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} is not a readable checkpoint ({error}); start a new run") from error
+    return state

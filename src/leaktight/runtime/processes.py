@@ -29,7 +29,7 @@ from leaktight.runtime.executor import Executor, Inline, J, M, OnMessage, R, Wor
 from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
-_worker: dict[str, Any] = {}  # set when a worker process starts, or while this process is one (`Alone`)
+_worker: dict[str, Any] = {}  # empty unless this process is a worker
 
 
 def available_cores() -> int:
@@ -91,7 +91,7 @@ class Processes:
 
 @dataclass(frozen=True)
 class Alone:
-    """This process, as a worker: one thread, and the work starts no processes. Nothing is pickled."""
+    """Runs work in this process as a worker would: on one thread and without starting processes. Nothing is pickled."""
 
     @contextmanager
     def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:

@@ -43,9 +43,9 @@ class Objective(ABC):
         _check_target(target, model)
         return self.constants({name: tensor.detach().clone() for name, tensor in target.items()}, model, shape)
 
-    @abstractmethod
     def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         """The result of `prepare` for a target that it has checked and copied."""
+        return {"target": target}
 
     @abstractmethod
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
@@ -72,9 +72,6 @@ class _Elementwise(Objective):
 
     def __post_init__(self) -> None:
         require_choice("reduction", self.reduction, _REDUCTIONS)
-
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-        return {"target": target}
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
         target = prepared["target"]
@@ -109,9 +106,6 @@ class AbsoluteError(_Elementwise):
 class Euclidean(Objective):
     """The Euclidean distance over all tensors: what GRNN's published code calls the Wasserstein distance."""
 
-    def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-        return {"target": target}
-
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
         return _root(torch.stack([(guess[name] - t).square().sum() for name, t in prepared["target"].items()]).sum())
 
@@ -130,11 +124,14 @@ class Cosine(Objective):
         return _directions(target, dict.fromkeys(target, 1.0))
 
     def loss(self, guess: Params, prepared: Prepared) -> Tensor:
-        return _weighted_cosine(guess, prepared)
+        direction = prepared["direction"]
+        along = torch.stack([(guess[name] * tensor).sum() for name, tensor in direction.items()]).sum()
+        squares = torch.stack([guess[name].square().sum() for name in direction])
+        return 1 - along / _root((prepared["weights"] * squares).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerCosine(Objective):
+class LayerCosine(Cosine):
     """AGIC's cosine with layer weights (Eq. 6 to 8).
 
     weighting: how the weight changes from the first convolution to the last: a function of Table I, or "equal".
@@ -146,8 +143,6 @@ class LayerCosine(Objective):
     projections are counted in the order in which they run, zeros are counted in the target, and in networks without
     convolutions the linear layers are counted.
     """
-
-    scale_free: ClassVar[bool] = True
 
     weighting: Weighting = "increase_linear"
     beta: float = 50.0
@@ -163,9 +158,6 @@ class LayerCosine(Objective):
             model, shape, target, weighting=self.weighting, beta=self.beta, relu_modifier=self.relu_modifier
         )
         return _directions(target, weights)
-
-    def loss(self, guess: Params, prepared: Prepared) -> Tensor:
-        return _weighted_cosine(guess, prepared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,13 +221,6 @@ def _directions(target: Params, weights: Mapping[str, float]) -> dict[str, Any]:
         "direction": {name: tensor * (weights[name] * scale) for name, tensor in target.items()},
         "weights": torch.tensor([weights[name] for name in target], dtype=example.dtype, device=example.device),
     }
-
-
-def _weighted_cosine(guess: Params, prepared: Prepared) -> Tensor:
-    direction = prepared["direction"]
-    along = torch.stack([(guess[name] * tensor).sum() for name, tensor in direction.items()]).sum()
-    squares = torch.stack([guess[name].square().sum() for name in direction])
-    return 1 - along / _root((prepared["weights"] * squares).sum())
 
 
 def _root(squares: Tensor) -> Tensor:

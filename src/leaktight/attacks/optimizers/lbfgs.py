@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,14 +35,6 @@ from leaktight.core.errors import require_above, require_at_least
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Look = Callable[[int, float, Tensor], bool]
 """Called with the number of evaluations, the loss and the point; True stops the search."""
-
-
-class Minimum(NamedTuple):
-    """The best point, its loss, and the number of evaluations."""
-
-    point: Tensor
-    loss: float
-    evaluations: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +94,7 @@ class Lbfgs(Optimizer):
 
 def wolfe(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
-) -> Minimum:
+) -> Best:
     """Minimise from `start`, a flat vector, with SciPy's line search. boxed: how many first entries stay in [0, 1]."""
     from scipy.optimize import minimize  # slow to import
 
@@ -126,12 +118,12 @@ def wolfe(
             bounds=[(0.0, 1.0)] * boxed + [(None, None)] * (len(start) - boxed) if boxed else None,
             options={"maxcor": settings.history, "maxiter": budget, "maxfun": budget, "ftol": 0.0, "gtol": 0.0},
         )
-    return Minimum(best.point, best.loss, best.evaluations)
+    return best
 
 
 def plain(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
-) -> Minimum:
+) -> Best:
     """The same with steps of a fixed rate, as in PyTorch, and without bounds."""
     memory = Curvature(settings.history, start)
     best, budget = Best(start), iterations * settings.steps_per_iteration
@@ -151,10 +143,10 @@ def plain(
             break
         memory.add(step, next_slope - slope)
         point, slope, rate = following, next_slope, settings.learning_rate
-    return Minimum(best.point, best.loss, best.evaluations)
+    return best
 
 
-SEARCHES: Mapping[str, Callable[[Lbfgs, ValueAndGradient, Tensor, int, Look, int], Minimum]] = {
+SEARCHES: Mapping[str, Callable[[Lbfgs, ValueAndGradient, Tensor, int, Look, int], Best]] = {
     "wolfe": wolfe,
     "none": plain,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -17,6 +17,7 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.protocols import ActiveAttack, Progress, require_seen
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import cloned, unflattened
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, Update
@@ -98,12 +99,12 @@ class Glaus(Dlg, ActiveAttack):
         samples = _Samples(seen)
         known = self.magnitudes == "values" or not samples.vary
         flat = samples.total / len(seen) if known else self._estimated(first, samples, rng)
-        update = Update(samples.shaped(flat), "gradient", first.update.num_examples)
+        update = Update(unflattened(flat, samples.like), "gradient", first.update.num_examples)
         return replace(first, update=update)
 
     def _estimated(self, one: Observation, samples: _Samples, rng: Rng) -> Tensor:
         """The gradient from the frequencies and signs of entries and the gradients of colluding clients, (D,)."""
-        own = [_flat(gradient, samples.names) for gradient in self._colluding(one, samples, rng)]
+        own = [_flat(gradient, samples.like) for gradient in self._colluding(one, samples, rng)]
         sizes = torch.stack([gradient.abs().sort(descending=True).values for gradient in own]).mean(0)
         share = (samples.counts + 0.5) / (samples.number + 1)
         if self.magnitudes == "odds":
@@ -122,7 +123,7 @@ class Glaus(Dlg, ActiveAttack):
         assert public is not None
         places = torch.arange(len(public.targets))
         if one.batch_size == 1 and one.task.one_class:
-            signs = Update(samples.shaped(samples.signs), "gradient", 1)
+            signs = Update(unflattened(samples.signs, samples.like), "gradient", 1)
             label = int(head_gradient(replace(one, update=signs)).row_sums().argmin())
             same = places[public.targets == label]
             places = same if len(same) else places
@@ -136,7 +137,7 @@ class Glaus(Dlg, ActiveAttack):
             chosen = places[torch.randperm(len(places), generator=rng.child(number).public())[:size]]
             batch = Batch(public.inputs[chosen], public.targets[chosen])
             with mode_of(one.model, mode):
-                buffers = {name: tensor.clone() for name, tensor in one.broadcast.buffers.items()}
+                buffers = cloned(one.broadcast.buffers)
                 gradients.append(loss_and_gradient(trainer, one.broadcast.params, buffers, batch)[1])
         return gradients
 
@@ -146,12 +147,11 @@ class _Samples:
 
     def __init__(self, seen: Sequence[Observation]) -> None:
         tensors = seen[0].update.tensors
-        self.number, self.names = len(seen), list(tensors)
-        self.shapes = [tensor.shape for tensor in tensors.values()]
-        self.counts = torch.zeros(sum(shape.numel() for shape in self.shapes), dtype=torch.float64)
+        self.number, self.like = len(seen), tensors
+        self.counts = torch.zeros(sum(tensor.numel() for tensor in tensors.values()), dtype=torch.float64)
         self.signs, self.total = torch.zeros_like(self.counts), torch.zeros_like(self.counts)
         for each in seen:
-            sent = _flat(gradient_of(each).tensors, self.names)
+            sent = _flat(gradient_of(each).tensors, tensors)
             self.counts += sent != 0
             self.signs += sent.sign()
             self.total += sent
@@ -161,15 +161,8 @@ class _Samples:
         """Whether some entry is in some answers and not in others."""
         return bool(((self.counts > 0) & (self.counts < self.number)).any())
 
-    def shaped(self, flat: Tensor) -> dict[str, Tensor]:
-        """A vector (D,) as tensors by name."""
-        parts = flat.split([shape.numel() for shape in self.shapes])
-        return {
-            name: part.reshape(shape).float() for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
 
-
-def _flat(tensors: Params, names: Sequence[str]) -> Tensor:
+def _flat(tensors: Params, names: Iterable[str]) -> Tensor:
     return torch.cat([tensors[name].detach().double().reshape(-1) for name in names])
 
 
