@@ -21,7 +21,7 @@ from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.local import evaluate
-from leaktight.report.boundaries import Boundary, Points, plot_boundaries
+from leaktight.report.figures import Boundary, Points, plot_boundaries
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-2.toml"
 METHODS: dict[str, Aggregator] = {

@@ -31,7 +31,7 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.federation import FederationState
 from leaktight.fl.local import evaluate
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.report.accuracy_curves import AccuracyCurve, plot_accuracy_curves
+from leaktight.report.figures import AccuracyCurve, plot_accuracy_curves
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-4.toml"
 RENDERED = "rendered words"

@@ -26,7 +26,7 @@ class Witness(lt.Attack):
         return lt.Reconstruction(guess, os.getpid() if torch.get_num_threads() == 1 and in_worker() else 0.0)
 
 
-def test_one_worker_is_this_process_and_computes_as_a_worker(tmp_path: Path) -> None:
+def test_a_call_from_python_is_computed_here_as_a_worker_would(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -19,7 +19,7 @@ import pytest
 from leaktight.cli.app import main
 
 ROOT = Path(__file__).parents[2]
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
 _INSTALLS = ("pip install ", "make ", "git clone ", "cd ")
 
@@ -47,9 +47,19 @@ class Block:
         return [each[1:] for each in words if each]
 
 
+def fenced(page: str) -> list[Block]:
+    return [Block(language, text) for language, text in _FENCE.findall((ROOT / page).read_text())]
+
+
+def example(page: str, holding: str) -> str:
+    """The one block of Python on a page that holds these words."""
+    [text] = [block.text for block in fenced(page) if block.language == "python" and holding in block.text]
+    return text
+
+
 def blocks(page: str) -> list[Block]:
-    """Those of a page that are run; `text` is output, and not."""
-    found = [Block(language, text) for language, text in _FENCE.findall((ROOT / page).read_text())]
+    """The blocks of a page whose examples are all run; `text` is output."""
+    found = fenced(page)
     unknown = {block.language for block in found} - {"python", "toml", "sh", "text"}
     assert not unknown, f"{page} has blocks that nothing runs: {unknown}"
     return found

@@ -17,7 +17,7 @@ from leaktight.engines.training import train
 from leaktight.fl.federation import Federation
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.state import load_checkpoint, save_checkpoint
-from leaktight.report.curves import plot_learning_curve
+from leaktight.report.figures import plot_learning_curve
 from leaktight.results.folder import latest_folder, next_folder, open_run
 from leaktight.results.schema import Round, TrainingSummary, parse
 

@@ -11,55 +11,43 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.adaptive.scenes import Scene, play
+from tests.adaptive.scenes import play
 from tests.attacks import tampered as malicious
 from tests.attacks.generative.test_ggl import scene as made_scene
 from tests.attacks.generators import CONDITIONAL, LINEAR
 from tests.attacks.scenes import draw, observe
 from tests.audits.scenes import SMALL
-from tests.conftest import DATA_ROOT
 from tests.engines.flower.grids import LocalGrid, nodes
-from tests.models.test_catalogue import NATURAL
 from tests.report.made_run import MadeRun
 from tests.seeds import replayed
 
 from leaktight.adaptive.table import adapt
 from leaktight.cli.app import main
 from leaktight.config.catalogue import CATALOGUE
-from leaktight.config.names import ENTRIES
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
-from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.tensors import buffers_of, digest, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Examples, Observation, UpdateKind
+from leaktight.core.types import Batch, Observation, UpdateKind
 from leaktight.data.dataset import Dataset
 from leaktight.engines import inprocess
 from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play as play_on_flower
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.metrics import METRICS, MetricUnavailable, Resources
 from leaktight.models.initialise import build_model
 
 __all__ = [
     "CONDITIONAL",
-    "DATA_ROOT",
     "LINEAR",
-    "NATURAL",
     "SMALL",
     "Attack",
     "Batch",
     "Dataset",
     "Defense",
-    "Examples",
-    "Images",
     "LocalTraining",
     "MadeRun",
-    "MetricUnavailable",
     "Observation",
-    "Resources",
-    "Scene",
     "UpdateKind",
     "adapted",
     "buffers_of",
@@ -83,12 +71,12 @@ __all__ = [
 
 def names(family: str) -> list[str]:
     """The names of a family of the catalogue: "attacks", "defenses", "models" and so on."""
-    return list(ENTRIES[family])
+    return list(CATALOGUE[family])
 
 
 def made(family: str, kind: str, **settings: Any) -> Any:
-    """A method of the catalogue with these settings; of metrics, its line in the catalogue."""
-    return METRICS[kind] if family == "metrics" else CATALOGUE[family][kind](**settings)
+    """A method of the catalogue with these settings."""
+    return CATALOGUE[family][kind](**settings)
 
 
 def adapted(attack: Attack, defense: Defense) -> Attack:

@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 from tests.golden.doors import (
-    DATA_ROOT,
-    NATURAL,
     Defense,
-    Examples,
-    Images,
     LocalTraining,
-    MetricUnavailable,
-    Resources,
     UpdateKind,
-    buffers_of,
-    build_model,
     federation_of,
     in_process,
     made,
-    names,
     on_flower,
-    parameters_of,
     play,
-    replayed,
 )
 
 Parts = Mapping[str, Any]
@@ -152,78 +138,3 @@ TRAINED: Mapping[str, Run] = {
     **{f"in_process/{name}": partial(trained, name, in_process) for name in AGGREGATORS},
     **{f"flower/{name}": partial(trained, name, on_flower) for name in ON_FLOWER},
 }
-
-PARTITIONS: Mapping[str, Mapping[str, Any]] = {
-    "iid": {"clients": 7},
-    "shards": {"clients": 5, "shards_per_client": 3},
-    "lrp_shards": {"clients": 6, "shard_size": 40},
-    "dirichlet": {"clients": 4},
-    "one_class": {},
-    "by_source": {},
-    "pooled": {},
-}
-
-
-def divided(kind: str) -> Parts:
-    data = made("datasets", "digits", size=8).load(Path())
-    grouped = replace(data, groups=torch.arange(len(data.train)) % 3, group_names=("a", "b", "c"))
-    found = made("partitions", kind, **PARTITIONS[kind]).split(grouped, rng=replayed(4))
-    return {name: [holding.train, holding.validation] for name, holding in found.clients.items()}
-
-
-DIVIDED: Mapping[str, Run] = {kind: partial(divided, kind) for kind in PARTITIONS}
-
-EMBEDDED: Mapping[str, Mapping[str, Any]] = {
-    "digits": {"size": 8},
-    "photos": {},
-    "faces": {},
-    "two_gaussians": {},
-    "rendered_words": {"examples": 20},
-}
-
-
-def loaded(kind: str) -> Parts:
-    def of(examples: Examples) -> list[Any]:
-        return [examples.inputs, examples.targets]
-
-    data = made("datasets", kind, **EMBEDDED[kind]).load(Path())
-    return {"train": of(data.train), "test": of(data.test), "classes": list(data.class_names)}
-
-
-LOADED: Mapping[str, Run] = {kind: partial(loaded, kind) for kind in EMBEDDED}
-
-WIDE = ("lenet_zhu", "resnet20", "vit", "crnn")
-
-
-def initial(kind: str, init: str) -> Parts:
-    """The weights that a federation of this model begins with."""
-    shape, classes = (Images(3, 32, 32), 10) if kind == "vgg16" else NATURAL[kind]
-    return parameters_and_buffers(build_model(made("models", kind), shape, classes, init=init, rng=replayed(0)))
-
-
-def parameters_and_buffers(model: torch.nn.Module) -> Parts:
-    return {"params": parameters_of(model), "buffers": buffers_of(model)}
-
-
-INITIAL: Mapping[str, Run] = {
-    **{kind: partial(initial, kind, "default") for kind in names("models")},
-    **{f"{kind}-wide": partial(initial, kind, "wide") for kind in WIDE},
-}
-
-
-def measured(kind: str) -> Parts:
-    """A metric on fixed images, or labels. Skipped where it needs weights that are not here."""
-    metric = made("metrics", kind)
-    try:
-        built = metric.build(Resources(root=DATA_ROOT, extract=lambda images: images.flatten(1)[:, :50]))
-    except MetricUnavailable as reason:
-        pytest.skip(str(reason))
-    if metric.judges == "labels":
-        return {"scores": built(torch.tensor([1, 2, 2]), torch.tensor([2, 1, 5])), "leaks_when": built.leaks_when}
-    generator = replayed(0).public()
-    truth = torch.rand(3, 3, 32, 32, generator=generator)
-    guess = (truth + 0.2 * torch.randn(truth.shape, generator=generator)).clamp(0, 1)
-    return {"scores": built(guess, truth).tolist(), "leaks_when": built.leaks_when}
-
-
-MEASURED: Mapping[str, Run] = {kind: partial(measured, kind) for kind in names("metrics")}

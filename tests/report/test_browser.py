@@ -245,7 +245,7 @@ def test_without_javascript_everything_can_still_be_read(visit: Opener) -> None:
     before = figure.locator("img").first.bounding_box()["width"]
     figure.locator(".pair-open").click()
     assert figure.locator("img").first.bounding_box()["width"] > 1.8 * before
-    figure.get_by_role("link", name="Make it small again").click()
+    figure.get_by_role("link", name="Make smaller").click()
     assert figure.locator("img").first.bounding_box()["width"] == before
     page.get_by_text("The same as a table").click()
     assert page.get_by_role("region", name="Table: leakage by round").is_visible()

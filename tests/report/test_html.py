@@ -51,7 +51,7 @@ def test_the_top_says_the_verdicts_in_words(page: Page, finished_run: Path) -> N
     for entry in json.loads((finished_run / "summary.json").read_text())["verdicts"]:
         assert entry["because"] in verdicts
     assert "No leak found by these attacks" in verdicts
-    assert "is not a proof that there is none" in verdicts
+    assert "does not prove that there is none" in verdicts
     assert "positive control" in verdicts
     assert "negative control" in verdicts
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.results.made import made_summary
 
-from leaktight.report.pareto import pareto_plot, row_names
+from leaktight.report.charts import legend, panels, pareto_plot
 from leaktight.report.plots import Box, place_label, ticks
-from leaktight.report.timeline import legend, panels
+from leaktight.report.words import tradeoff_names
 from leaktight.results.schema import Leak, Moment, Score, Tradeoff, TradeoffRow
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False)
@@ -81,7 +81,7 @@ def test_equal_names_are_told_apart_by_what_differs() -> None:
         row("noise", 0.1, 0.9, settings={"noise_std": 0.1, "clip_norm": 1}),
         row("noise", 0.2, 0.9, settings={"noise_std": 0.2, "clip_norm": 1}),
     ]
-    assert row_names(rows) == ["noise (noise_std 0.1)", "noise (noise_std 0.2)"]
+    assert tradeoff_names(rows) == ["noise (noise_std 0.1)", "noise (noise_std 0.2)"]
 
 
 def test_text_in_a_figure_is_escaped() -> None:

@@ -26,7 +26,7 @@ from leaktight.models.gan import Dcgan
 from leaktight.models.gan_training import GanTraining
 
 SHEET = 64
-"""The number of samples in the picture beside the weights."""
+"""The number of samples in the picture."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Required, TypeAlias, TypedDict, Unpack
+from typing import Literal, Required, TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -13,18 +13,15 @@ from leaktight.api.runs import called, parse_workers, run_path
 from leaktight.api.scenario import Method
 from leaktight.audits.run import Watcher
 from leaktight.config.inspect import CaptureRequest, Prepared, prepare
-from leaktight.config.tables import Table, as_list
+from leaktight.config.tables import Table
 from leaktight.core.errors import UsageError, suggestion
-from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Mode, Params
+from leaktight.core.types import Mode
+from leaktight.inspections.files import Tensors
 from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Summary
-
-Tensors: TypeAlias = Path | str | Params
-"""Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
 
 
 @dataclass(frozen=True)
@@ -95,27 +92,7 @@ def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) ->
     for name in capture:
         if name not in Capture.__annotations__:
             raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Capture.__annotations__)}")
-    after, update, truth = capture.get("after"), capture.get("update"), capture.get("truth")
-    labels = capture.get("labels")
-    request = CaptureRequest(
-        model=model,
-        before=_tensors(before),
-        inputs=Images(*capture["shape"]),
-        after=None if after is None else _tensors(after),
-        update=None if update is None else _tensors(update),
-        kind=capture.get("kind"),
-        classes=capture.get("classes"),
-        mean=tuple(capture.get("mean", ())),
-        std=tuple(capture.get("std", ())),
-        mode=capture.get("mode"),
-        batch_size=capture.get("batch_size"),
-        labels=None if labels is None else tuple(labels),
-        truth=Path(truth) if isinstance(truth, str) else truth,
-        given={"local": capture["local"]} if "local" in capture else {},
-        overrides=capture.get("settings", ()),
-        attacks=as_list(capture.get("attacks", ())),
-    )
-    return PlannedInspection(prepare(request))
+    return PlannedInspection(prepare(CaptureRequest(model=model, before=before, **capture)))
 
 
 def inspect(
@@ -136,7 +113,3 @@ def inspect(
     """
     planned = plan(model, before, **capture)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
-
-
-def _tensors(source: Tensors) -> Path | Params:
-    return source if isinstance(source, Mapping) else Path(source)

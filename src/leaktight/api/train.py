@@ -53,7 +53,7 @@ class PlannedTraining:
     ) -> TrainingSummary:
         """Train the remaining rounds in the folder `path`, draw the curves, and return the summary."""
         from leaktight.data.holdings import plot_summary  # matplotlib is slow to import
-        from leaktight.report.curves import plot_learning_curve
+        from leaktight.report.figures import plot_learning_curve
 
         if engine not in _ENGINES:
             raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")

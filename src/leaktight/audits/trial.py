@@ -20,6 +20,7 @@ from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Reconstruction, RoundTrace
 from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
 from leaktight.models.surgery import has_batch_norm
+from leaktight.report.words import counted
 from leaktight.results.schema import Ledger, MetricNote, Threat, Trial, TrialHead, TrialOutcome
 
 LABELS_FOUND = ("inferred", "searched")
@@ -152,7 +153,7 @@ def stage_of(init: str, round_index: int) -> str:
     >>> stage_of("wide", 0), stage_of("wide", 1), stage_of("w.pt", 0), stage_of("given", 20)
     ('untrained', 'after 1 round', 'weights of a file', 'given weights, after 20 rounds')
     """
-    rounds = f"after {round_index} round{'' if round_index == 1 else 's'}" if round_index else ""
+    rounds = f"after {counted(round_index, 'round')}" if round_index else ""
     if init in RANDOM_INITS:
         return rounds or "untrained"
     weights = "given weights" if init == GIVEN else "weights of a file"

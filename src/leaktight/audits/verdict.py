@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from leaktight.audits.cells import CellTrials, upper_bound
+from leaktight.report.words import listed
 from leaktight.results.schema import UNDEFENDED, Threat, Verdict, Word
 
 MOST = 0.5
@@ -26,7 +27,7 @@ def verdicts(cells: Sequence[CellTrials]) -> list[Verdict]:
     attacks = [cell for cell in cells if cell.role == "attack"]
     found = []
     for defense in dict.fromkeys(cell.defense for cell in attacks):
-        for threat in _threats(attacks, defense):
+        for threat in dict.fromkeys(cell.threat for cell in attacks if cell.defense == defense):
             able = [cell for cell in attacks if _within(cell.threat, threat)]
             own = [cell for cell in able if cell.defense == defense]
             undefended = {cell.attack: cell for cell in able if cell.defense == UNDEFENDED}
@@ -66,7 +67,7 @@ def _weigh(worst: CellTrials, done: Sequence[CellTrials], undefended: Mapping[st
     for cell in sorted(done, key=_strength, reverse=True):
         if (reason := _traces(cell)) is not None:
             return "partly", f"no victim was reconstructed, but {reason}."
-    names = _listed([cell.attack for cell in done])
+    names = listed(dict.fromkeys(cell.attack for cell in done))
     proven = [cell for cell in done if works(undefended.get(cell.attack))]
     if not proven:
         return "cannot-conclude", (
@@ -117,14 +118,6 @@ def _strength(cell: CellTrials) -> tuple[float, float]:
     return cell.success_rate or 0.0, -2.0 if score is None else score.mean
 
 
-def _threats(cells: Sequence[CellTrials], defense: str) -> list[Threat]:
-    found: list[Threat] = []
-    for cell in cells:
-        if cell.defense == defense and cell.threat not in found:
-            found.append(cell.threat)
-    return found
-
-
 def _within(threat: Threat, other: Threat) -> bool:
     """Whether the attacker of `other` can do all that the attacker of `threat` can."""
     same = threat.sees == other.sees and threat.server in (other.server, "curious")
@@ -133,13 +126,3 @@ def _within(threat: Threat, other: Threat) -> bool:
 
 def _first_error(cells: Sequence[CellTrials]) -> str:
     return next((trial.error.rstrip(".") for cell in cells for trial in cell.trials if trial.error), "no reason")
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The distinct names, in words.
-
-    >>> _listed(["a"]), _listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    unique = list(dict.fromkeys(names))
-    return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} and {unique[-1]}"

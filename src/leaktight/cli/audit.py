@@ -42,9 +42,8 @@ def command(
 
     from leaktight.api.audit import plan
     from leaktight.api.runs import parse_workers
-    from leaktight.audits.run import check_something_ran
-    from leaktight.cli.audit_display import AuditDisplay, announce, print_audit
-    from leaktight.cli.console import called, print_json, resumable, say
+    from leaktight.cli.audit_display import announce, print_audit, run_and_print
+    from leaktight.cli.console import called
 
     parse_workers(workers)
     planned = plan(
@@ -57,17 +56,14 @@ def command(
         defenses=defense or (),
         data_root=data_root,
     )
-    errors = Console(stderr=True)
-    announce(planned.experiment, planned.facts, errors)
+    announce(planned.experiment, planned.facts, Console(stderr=True))
     if dry_run:
         return
     path = planned.folder(out, resume=resume)
-    with resumable(path, errors), AuditDisplay(planned.rounds, errors) as display:
-        summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
-    if as_json:
-        print_json(summary.document())
-    else:
-        console = Console()
-        print_audit(summary, console)
-        say(console, f"\nreport: {path / 'report.html'}   results: {path / 'summary.json'}")
-    check_something_ran(summary)
+    run_and_print(
+        path,
+        lambda display: planned.run(path, resume=resume, workers=workers, watcher=display, call=called()),
+        print_audit,
+        rounds=planned.rounds,
+        as_json=as_json,
+    )

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from string import ascii_lowercase
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
 from leaktight.audits.plan import Experiment
-from leaktight.audits.run import Watcher
-from leaktight.cli.console import say
+from leaktight.audits.run import Watcher, check_something_ran
+from leaktight.cli.console import print_json, resumable, say
 from leaktight.cli.display import MISSING, progress_bars, shown
-from leaktight.report.words import defense_words, fact
+from leaktight.report.words import VERDICTS, defense_words, fact
 from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Tradeoff, Trial, Word
 
-VERDICTS: Mapping[Word, tuple[str, str]] = {
-    "leaks": ("leaks", "bold red"),
-    "partly": ("leaks in part", "yellow"),
-    "not-found": ("no leak found by these attacks", "green"),
-    "cannot-conclude": ("cannot conclude", "magenta"),
+STYLES: Mapping[Word, str] = {
+    "leaks": "bold red",
+    "partly": "yellow",
+    "not-found": "green",
+    "cannot-conclude": "magenta",
 }
 COLUMNS = ("attack", "PSNR dB", "SSIM", "worst", "blind", "leaked", "flags")
 """PSNR and SSIM with 95 % intervals, SSIM of the most leaking trial (worst) and of the best control (blind)."""
@@ -38,15 +38,6 @@ class AuditDisplay(Watcher):
         self.done = self.total = 0
         self.trials = self.progress.add_task("trials", total=None, visible=False)
         self.rounds: dict[str, TaskID] = {}
-
-    def __enter__(self) -> AuditDisplay:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.stop()
 
     def round_done(self, defense: str, row: Round) -> None:
         if defense not in self.rounds:
@@ -67,6 +58,29 @@ class AuditDisplay(Watcher):
         self.progress.update(self.trials, completed=self.done)
         if not self.console.is_terminal:
             say(self.console, f"{self.done} of {self.total}: {trial_words(trial)}")
+
+
+def run_and_print(
+    path: Path,
+    run: Callable[[AuditDisplay], Summary],
+    show: Callable[[Summary, Console], None],
+    *,
+    rounds: int = 0,
+    as_json: bool,
+) -> None:
+    """Run in the folder `path` with a display of the progress, then print the summary by `show` or as JSON."""
+    errors = Console(stderr=True)
+    display = AuditDisplay(rounds, errors)
+    with resumable(path, errors), display.progress:
+        summary = run(display)
+    if as_json:
+        print_json(summary.document())
+    else:
+        console = Console()
+        show(summary, console)
+        files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
+        say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
+    check_something_ran(summary)
 
 
 def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
@@ -93,11 +107,7 @@ def print_audit(summary: Summary, console: Console) -> None:
     console.print(cells_table(summary, letters))
     console.print(f"\na trial leaked {summary.leaked_if}", highlight=False, markup=False)
     console.print(f"assumed: {ledger_words(summary.ledger)}\n", highlight=False, markup=False)
-    for verdict in summary.verdicts:
-        words, style = VERDICTS[verdict.verdict]
-        knowing = ", attacker knows it" if "defense" in verdict.threat.knows else ""
-        console.print(f"[bold]{defense_words(verdict.defense)}{knowing}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {verdict.because}", highlight=False, markup=False)
+    print_verdicts(summary, console)
     console.print()
     for code, letter in letters.items():
         flag = next(flag for flag in summary.flags if flag.code == code)
@@ -108,6 +118,15 @@ def print_audit(summary: Summary, console: Console) -> None:
         if (advice := summary.tradeoff.recommendation) is not None:
             text = f"recommended: {advice.defense or 'none of these'}. {advice.because}"
             console.print(text, highlight=False, markup=False)
+
+
+def print_verdicts(summary: Summary, console: Console) -> None:
+    """Print the verdict on each defense, and the reason."""
+    for each in summary.verdicts:
+        words, style = VERDICTS[each.verdict].lower(), STYLES[each.verdict]
+        knowing = ", attacker knows it" if "defense" in each.threat.knows else ""
+        console.print(f"[bold]{defense_words(each.defense)}{knowing}[/]: [{style}]{words}[/]", highlight=False)
+        console.print(f"  {each.because}", highlight=False, markup=False)
 
 
 def ledger_words(ledger: Ledger) -> str:

@@ -155,11 +155,11 @@ def print_training(summary: TrainingSummary, path: Path) -> None:
     say(console, f"results: {path / 'summary.json'}   curve: {path / 'curve.png'}")
 
 
-class DownloadDisplay:
+class DownloadDisplay(Progress):
     """A progress bar for each downloaded file."""
 
     def __init__(self, console: Console) -> None:
-        self.bars = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
@@ -170,16 +170,7 @@ class DownloadDisplay:
         )
         self.files: dict[str, TaskID] = {}
 
-    def __enter__(self) -> DownloadDisplay:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
-
     def file_progress(self, name: str, done: int, total: int | None) -> None:
         if name not in self.files:
-            self.files[name] = self.bars.add_task(name, total=total)
-        self.bars.update(self.files[name], completed=done, total=total)
+            self.files[name] = self.add_task(name, total=total)
+        self.update(self.files[name], completed=done, total=total)

@@ -42,8 +42,11 @@ def command(
 
     Example: leaktight generator train --data digits --out digits.safetensors
     """
+    from rich.console import Console
+
     from leaktight.api.generator import plan
-    from leaktight.cli.generator_display import run
+    from leaktight.cli.console import print_json, say
+    from leaktight.cli.display import progress_bars
     from leaktight.config.settings import load_config
     from leaktight.config.toml import build
     from leaktight.models.gan_training import GanTraining
@@ -55,4 +58,24 @@ def command(
     resolved = load_config(config, [*named, *(overrides or [])])
     if data_root is not None:
         resolved = replace(resolved, data_root=data_root)
-    run(plan(resolved, training, out, seed=seed, force=force), as_json=as_json)
+    planned = plan(resolved, training, out, seed=seed, force=force)
+    errors = Console(stderr=True)
+    source = f"{planned.dataset.name}: {len(planned.public)} images of the test part, which no client holds"
+    say(errors, source + (f"; {planned.left_out} that clients also hold are left out" if planned.left_out else ""))
+    with progress_bars(errors, disable=not errors.is_terminal) as bars:
+        task = bars.add_task("epochs", total=planned.epochs)
+
+        def after_epoch(epoch: int, critic: float, generator: float) -> None:
+            bars.update(task, completed=epoch, description=f"epochs, losses {critic:.2f} and {generator:.2f}")
+            if not errors.is_terminal:
+                say(errors, f"epoch {epoch} of {planned.epochs}: losses {critic:.3f} and {generator:.3f}")
+
+        trained = planned.run(after_epoch)
+    if as_json:
+        files = {"file": str(trained.file), "samples": str(trained.samples), "seconds": trained.seconds}
+        numbers = {"num_images": int(trained.notes["num_images"]), "seed": planned.seed}
+        print_json({"schema_version": 1, **files, **trained.notes, **numbers})
+        return
+    console = Console()
+    say(console, f"{trained.file}   samples: {trained.samples}   {trained.seconds:.0f} s")
+    say(console, f'use it: --attack ggl --set \'attack.generator={{kind="dcgan", path="{trained.file}"}}\'')

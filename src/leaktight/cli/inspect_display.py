@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
 
-from leaktight.api.inspect import PlannedInspection
-from leaktight.api.runs import parse_workers
-from leaktight.audits.run import check_something_ran
-from leaktight.cli.audit_display import VERDICTS, AuditDisplay
-from leaktight.cli.console import called, print_json, resumable, say
+from leaktight.cli.audit_display import print_verdicts
+from leaktight.cli.console import say
 from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
 from leaktight.results.schema import Summary
@@ -26,42 +21,11 @@ def announce(prepared: Prepared, console: Console) -> None:
         say(console, f"assumed: {note}")
 
 
-def run(
-    planned: PlannedInspection,
-    out: Path | None,
-    *,
-    resume: bool,
-    workers: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Print the plan, run it, and print the results."""
-    errors = Console(stderr=True)
-    parse_workers(workers)
-    announce(planned.prepared, errors)
-    if dry_run:
-        return
-    path = planned.folder(out, resume=resume)
-    with resumable(path, errors), AuditDisplay(0, errors) as display:
-        summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
-    if as_json:
-        print_json(summary.document())
-    else:
-        console = Console()
-        print_inspection(summary, console)
-        files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
-        say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
-    check_something_ran(summary)
-
-
 def print_inspection(summary: Summary, console: Console) -> None:
     """Print a row for each attack, the verdict and the flags."""
     console.print(attacks_table(summary))
     console.print()
-    for verdict in summary.verdicts:
-        words, style = VERDICTS[verdict.verdict]
-        console.print(f"[bold]{verdict.defense}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {verdict.because}", highlight=False, markup=False)
+    print_verdicts(summary, console)
     for flag in summary.flags:
         where = f" ({flag.cell.attack})" if flag.cell else ""
         console.print(

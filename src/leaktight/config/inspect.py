@@ -19,20 +19,21 @@ from leaktight.audits.plan import AttackEntry, named
 from leaktight.config.audit import CONTROLS, is_small
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.settings import model_source
-from leaktight.config.tables import Table, overridden
+from leaktight.config.tables import Table, as_list, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Mode, Params
+from leaktight.core.types import Mode
 from leaktight.data.dataset import data_root
 from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspections.checks import looks_of
-from leaktight.inspections.files import TensorFile, TrueExamples, read_truth, tensor_file
+from leaktight.inspections.files import TensorFile, Tensors, TrueExamples, read_truth, tensor_file
 from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
+from leaktight.report.words import counted
 
 WHERE = "leaktight inspect"
 TABLES = ("seed", "model", "local", "attack")
@@ -44,28 +45,25 @@ MOST_SIMULATED = 16
 class CaptureRequest:
     """What a user states about a captured update; None for what is not stated.
 
-    before: the model that the client received. after: the model that it sent back; or update: the change, of this
-    `kind`. All are files, or tensors by name. inputs: the size of one image. mean, std: normalisation of images in
-    [0, 1] before the network. labels: known to the attacker. truth: the true images (N, C, H, W) in [0, 1], or a file.
-    given: a table or an object for `local`. overrides: "table.key=value". attacks: kinds or objects to try.
+    model: a network or a kind. before: the model that the client received. Other fields: see `api.inspect.Capture`.
     """
 
     model: str | nn.Module
-    before: Path | Params
-    inputs: Images
-    after: Path | Params | None = None
-    update: Path | Params | None = None
+    before: Tensors
+    shape: Sequence[int]
+    after: Tensors | None = None
+    update: Tensors | None = None
     kind: Literal["delta", "gradient"] | None = None
     classes: int | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
     mode: Mode | None = None
     batch_size: int | None = None
-    labels: tuple[int, ...] | None = None
-    truth: Path | Tensor | None = None
-    given: Table = field(default_factory=dict)
-    overrides: Sequence[str] = ()
-    attacks: Sequence[object] = ()
+    labels: Sequence[int] | None = None
+    local: LocalTraining | Table = field(default_factory=dict)
+    attacks: object = ()
+    truth: Tensor | Path | str | None = None
+    settings: Sequence[str] = ()
 
     @property
     def model_name(self) -> str:
@@ -85,19 +83,20 @@ def prepare(request: CaptureRequest) -> Prepared:
     """Read and check all files and settings of the request; no attack runs yet."""
     kind = _kind(request)
     tables = _tables(request)
-    truth = None if request.truth is None else read_truth(request.truth, request.inputs)
+    inputs = Images(*request.shape)
+    truth = None if request.truth is None else read_truth(request.truth, inputs)
     count = count_examples(request.batch_size, request.labels, truth)
     source = model_source(tables["model"], WHERE)
     try:
         settings = CaptureSettings(
             model=source,
-            inputs=request.inputs,
+            inputs=inputs,
             num_classes=request.classes,
-            mean=request.mean,
-            std=request.std,
+            mean=tuple(request.mean),
+            std=tuple(request.std),
             mode=request.mode or "train",
             num_examples=count or 1,
-            labels=request.labels,
+            labels=None if request.labels is None else tuple(request.labels),
             local=_local(tables["local"], count or 1, kind),
         )
     except ValueError as error:
@@ -131,14 +130,14 @@ def _kind(request: CaptureRequest) -> ChangeKind:
     return request.kind
 
 
-def _change(request: CaptureRequest) -> Path | Params:
+def _change(request: CaptureRequest) -> Tensors:
     return request.after if request.after is not None else request.update or {}
 
 
 def _tables(request: CaptureRequest) -> dict[str, object]:
     model = {"kind": request.model} if isinstance(request.model, str) else request.model
-    base = {"seed": 0, "model": model, "local": {}, **request.given}
-    tables = overridden(base, request.overrides, {"attack": request.attacks})
+    base = {"seed": 0, "model": model, "local": request.local}
+    tables = overridden(base, request.settings, {"attack": as_list(request.attacks)})
     for name in tables:
         if name not in TABLES:
             raise ConfigError(f"{WHERE}: unknown table {name!r}; {suggestion(name, TABLES)}")
@@ -247,11 +246,11 @@ def _facts(
     files = f"{change.path.name} minus {before.path.name}" if kind == "after" else f"{kind} {change.path.name}"
     parameters = sum(tensor.numel() for tensor in seen.broadcast.params.values())
     inputs = f"inputs normalised by {settings.mean} and {settings.std}" if settings.mean else "inputs in [0, 1]"
-    said = [f"{key} {value}" for key, value in settings_of(settings.model).items() if value not in ([], "")]
-    own = f" ({', '.join(said)})" if said else ""
+    options = [f"{key} {value}" for key, value in settings_of(settings.model).items() if value not in ([], "")]
+    own = f" ({', '.join(options)})" if options else ""
     types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
     return {
-        "data": f"{files}: {_counted(settings.num_examples, 'example')} of "
+        "data": f"{files}: {counted(settings.num_examples, 'example')} of "
         f"{' x '.join(map(str, settings.inputs.shape))}, {seen.num_classes} classes",
         "model": f"{request.model_name}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
         "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
@@ -262,7 +261,7 @@ def _facts(
     }
 
 
-def _place(truth: Path | Tensor | None) -> str:
+def _place(truth: Tensor | Path | str | None) -> str:
     return "given" if isinstance(truth, Tensor) else str(truth)
 
 
@@ -273,10 +272,6 @@ def _local_words(captured: Captured) -> str:
     if local is None:
         return "unknown; treated as one step on one batch"
     return (
-        f"{_counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
+        f"{counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
         f"{local.batch_size} at learning rate {local.learning_rate:g}"
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

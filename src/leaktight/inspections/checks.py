@@ -237,7 +237,7 @@ CHECKS: Sequence[CaptureCheck] = (
     ),
     CaptureCheck(
         "update-sparse",
-        f"over {100 * SPARSE:.0f} % of a weight's entries are exactly zero beside others that are not",
+        f"over {100 * SPARSE:.0f} % of the entries of weights are exactly zero, apart from all-zero rows and columns",
         "it was pruned, or changes were too small for the precision of the stored parameters",
         _sparse,
     ),

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest as digest_of
+from leaktight.core.types import Params
 from leaktight.data.images import IMAGE_SUFFIXES, decode_image, from_array, is_image, to_tensor
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "parameters")
@@ -30,6 +32,10 @@ _PREFIXES = ("module.", "_orig_mod.", "_module.")
 _NUMBERED = re.compile(r"arr_(\d+)")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _ERRORS = (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError, zipfile.BadZipFile)
+
+
+Tensors: TypeAlias = Path | str | Params
+"""Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,10 @@ def read_tensors(path: Path) -> TensorFile:
     return TensorFile(path, {name: _dense(tensor) for name, tensor in tensors.items()}, ordered, digest)
 
 
-def tensor_file(source: Path | Mapping[str, Tensor], name: str) -> TensorFile:
+def tensor_file(source: Tensors, name: str) -> TensorFile:
     """The tensors of a file, or the given ones. name: what errors and results call them instead of a path."""
-    if isinstance(source, Path):
-        return read_tensors(source)
+    if not isinstance(source, Mapping):
+        return read_tensors(Path(source))
     tensors = _without_prefix(dict(source))
     return TensorFile(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
 
@@ -151,14 +157,15 @@ class TrueExamples:
         return len(self.images)
 
 
-def read_truth(path: Path | Tensor, inputs: Images) -> TrueExamples:
+def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
     """The true images: (N, C, H, W) in [0, 1], or a picture, a folder of pictures in the order of their names, an .npz.
 
     An .npz holds `images` (or a single array), and optionally `labels`. Images of another size are errors.
     """
-    if isinstance(path, Tensor):
-        _check_size("truth", tuple(path.shape[1:]), inputs)
-        return TrueExamples(path.detach().to(torch.float32), None)
+    if isinstance(source, Tensor):
+        _check_size("truth", tuple(source.shape[1:]), inputs)
+        return TrueExamples(source.detach().to(torch.float32), None)
+    path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_image(file.name))
         if not files:

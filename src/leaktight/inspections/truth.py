@@ -29,7 +29,7 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 def check_truth(captured: Captured, truth: Batch) -> Flag | None:
-    """A flag if the true examples, trained on as the user says, cause another update than the captured one.
+    """A flag if the true examples, trained on as stated, cause another update than the captured one.
 
     Checked only for one step or one example, where the order of examples does not matter. The flag names a usual
     normalisation or the other mode if that explains the update.

@@ -1,4 +1,4 @@
-"""Runs side by side: every figure beside that of the other runs, how far apart they are, and what else differs."""
+"""A comparison of runs: their figures side by side, the differences, and the facts in which they differ."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from leaktight.report.page import attackers_of, metrics_of
-from leaktight.report.pareto import row_names
-from leaktight.report.run_tables import Table, attack_name, mean_words, metric_header, run_tables
+from leaktight.report.run_tables import TextTable, attack_name, mean_words, metric_header, run_tables
 from leaktight.report.runs import Run
 from leaktight.report.words import (
     MISSING,
@@ -19,29 +18,30 @@ from leaktight.report.words import (
     percent,
     seconds,
     threat_words,
+    tradeoff_names,
 )
-from leaktight.results.schema import Cell, Summary, leaks_when
+from leaktight.results.schema import Cell, Summary, TradeoffRow, leaks_when
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs under names that tell them apart, their tables, and what a reader must know. warnings: unfinished runs."""
+    """Distinct names of the runs, their tables, notes for the reader, and warnings about unfinished runs."""
 
     names: tuple[str, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[TextTable, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """The tables of one run, or of several beside each other."""
+    """The tables of one run, or of several runs side by side."""
     names = run_names(runs)
     return Comparison(
         names=names,
-        tables=tuple(run_tables(runs[0].summary) if len(runs) == 1 else _beside(runs, names)),
+        tables=tuple(run_tables(runs[0].summary) if len(runs) == 1 else _side_by_side_tables(runs, names)),
         notes=(*_attackers(runs), "“No leak found” is about the attacks that were tried; it is not a proof."),
         warnings=tuple(
-            f"{name} is not finished: plain means of its trials so far, no verdict."
+            f"{name} is not finished: means of its trials so far, no verdict."
             for name, run in zip(names, runs, strict=True)
             if not run.finished
         ),
@@ -49,15 +49,15 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def run_names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Folder names, or whole paths where folders have the same name."""
+    """Folder names, or paths for folders of the same name."""
     short = [run.name for run in runs]
     return tuple(name if short.count(name) == 1 else str(run.path) for name, run in zip(short, runs, strict=True))
 
 
-def row_keys(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """What makes a cell the same in two runs: defense, attack, role. Where a run has several, also which of them.
+def cell_keys(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """Keys that match the cells of two runs: defense, attack, role, adaptive, and a number for repeated ones.
 
-    The attacker is not part of it, so that runs with attackers who know more or less can be compared.
+    The threat model is not part of the key, so that runs with different knowledge of the attacker can be compared.
     """
     found: list[tuple[str, ...]] = []
     for cell in cells:
@@ -68,7 +68,7 @@ def row_keys(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
 
 def _attackers(runs: Sequence[Run]) -> list[str]:
     if len(runs) > 1:
-        return []  # where they differ, the table of differences says so
+        return []  # the table of differences shows them
     attackers = attackers_of(runs[0].summary)
     return [
         f"Attacker{f' {letter}' if len(attackers) > 1 else ''}: {threat_words(threat)}"
@@ -76,7 +76,7 @@ def _attackers(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _beside(runs: Sequence[Run], names: Sequence[str]) -> list[Table]:
+def _side_by_side_tables(runs: Sequence[Run], names: Sequence[str]) -> list[TextTable]:
     summaries = [run.summary for run in runs]
     metrics = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.cells))
     tables = [
@@ -89,15 +89,15 @@ def _beside(runs: Sequence[Run], names: Sequence[str]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _differences(runs: Sequence[Run], names: Sequence[str]) -> Table:
-    """Facts that are not the same in all runs: without knowing them, a comparison misleads."""
+def _differences(runs: Sequence[Run], names: Sequence[str]) -> TextTable:
+    """The facts that differ between the runs."""
     facts = [_facts(run) for run in runs]
     rows = []
     for key in dict.fromkeys(key for held in facts for key in held):
         values = [held.get(key, MISSING) for held in facts]
         if len(set(values)) > 1:
             rows.append((key, *values))
-    return Table(
+    return TextTable(
         title="What differs between the runs",
         header=("Fact", *names),
         rows=tuple(rows),
@@ -114,7 +114,7 @@ def _facts(run: Run) -> dict[str, str]:
     return {key: fact(value) for key, value in held.items()}
 
 
-def _verdicts(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
+def _verdicts(summaries: Sequence[Summary], names: Sequence[str]) -> TextTable:
     found: dict[tuple[str, bool], list[list[str]]] = {}
     for position, summary in enumerate(summaries):
         for entry in summary.verdicts:
@@ -128,18 +128,18 @@ def _verdicts(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
         )
         for (defense, known), held in found.items()
     )
-    return Table(title="Verdicts", header=("Defense", *names), rows=rows, text_columns=len(names) + 1)
+    return TextTable(title="Verdicts", header=("Defense", *names), rows=rows, text_columns=len(names) + 1)
 
 
 Pick = Callable[[Cell], tuple[str, float | None]]
-"""A figure of a cell: as text, and as the number of which differences are taken."""
+"""A figure of a cell: as text, and as the number used for differences."""
 
 
 def _side_by_side(
     summaries: Sequence[Summary], names: Sequence[str], pick: Pick, change: Callable[[float], str]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Header and rows: one row for each attack on each defense that any run has."""
-    cells = [dict(zip(row_keys(summary.cells), summary.cells, strict=True)) for summary in summaries]
+    """Header and rows: one row for each attack on each defense of any run."""
+    cells = [dict(zip(cell_keys(summary.cells), summary.cells, strict=True)) for summary in summaries]
     rows = []
     for key in dict.fromkeys(key for held in cells for key in held):
         figures = [pick(held[key]) if key in held else (MISSING, None) for held in cells]
@@ -157,7 +157,7 @@ def _side_by_side(
     return tuple(header), tuple(rows)
 
 
-def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> Table:
+def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> TextTable:
     def pick(cell: Cell) -> tuple[str, float | None]:
         score = cell.scores.get(metric)
         if score is None:
@@ -168,19 +168,19 @@ def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> 
         return ("+" if difference > 0 else "") + number(difference, metric, unit=False)
 
     header, rows = _side_by_side(summaries, names, pick, change)
-    said = {name: note for summary in summaries for name, note in summary.metrics.items()}
-    more = "Higher" if leaks_when(metric, said) == "high" else "Lower"
-    return Table(
+    notes = {name: note for summary in summaries for name, note in summary.metrics.items()}
+    more = "Higher" if leaks_when(metric, notes) == "high" else "Lower"
+    return TextTable(
         title=metric_header(metric),
         header=header,
         rows=rows,
         text_columns=2,
         note=f"Mean over trials, 95 % interval in brackets; then the most leaking trial. {more} leaks more. "
-        f"Differences are of means, from {names[0]}; the intervals say how much of them may be chance.",
+        f"Differences of means are from {names[0]}; small ones, compared with the intervals, may be chance.",
     )
 
 
-def _shares(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
+def _shares(summaries: Sequence[Summary], names: Sequence[str]) -> TextTable:
     def pick(cell: Cell) -> tuple[str, float | None]:
         return f"{percent(cell.success_rate, 0)} of {cell.done}", cell.success_rate
 
@@ -188,20 +188,24 @@ def _shares(summaries: Sequence[Summary], names: Sequence[str]) -> Table:
         return f"{100 * difference:+.0f} points".replace("-", "−")
 
     header, rows = _side_by_side(summaries, names, pick, change)
-    return Table(title="Trials that leaked", header=header, rows=rows, text_columns=2)
+    return TextTable(title="Trials that leaked", header=header, rows=rows, text_columns=2)
 
 
-def _costs(summaries: Sequence[Summary], names: Sequence[str]) -> list[Table]:
-    accuracy: dict[str, dict[int, float | None]] = {}
-    time: dict[str, dict[int, float | None]] = {}
+def _costs(summaries: Sequence[Summary], names: Sequence[str]) -> list[TextTable]:
+    found: dict[str, dict[int, TradeoffRow]] = {}
     for position, summary in enumerate(summaries):
         rows = summary.tradeoff.rows if summary.tradeoff else ()
-        for row, name in zip(rows, row_names(rows), strict=True):
-            accuracy.setdefault(name, {})[position] = row.accuracy
-            time.setdefault(name, {})[position] = row.seconds_per_round
+        for row, name in zip(rows, tradeoff_names(rows), strict=True):
+            found.setdefault(name, {})[position] = row
 
-    def table(title: str, held: dict[str, dict[int, float | None]], written: Callable[[float | None], str]) -> Table:
-        rows = tuple((name, *(written(values.get(at)) for at in range(len(names)))) for name, values in held.items())
-        return Table(title=title, header=("Defense", *names), rows=rows, text_columns=1)
+    def table(title: str, text: Callable[[TradeoffRow], str]) -> TextTable:
+        rows = tuple(
+            (name, *(text(by_run[at]) if at in by_run else MISSING for at in range(len(names))))
+            for name, by_run in found.items()
+        )
+        return TextTable(title=title, header=("Defense", *names), rows=rows, text_columns=1)
 
-    return [table("Accuracy", accuracy, percent), table("Time a round", time, seconds)]
+    return [
+        table("Accuracy", lambda row: percent(row.accuracy)),
+        table("Time per round", lambda row: seconds(row.seconds_per_round)),
+    ]

@@ -1,4 +1,4 @@
-"""`report.html`: one file that holds everything it shows and asks the network for nothing."""
+"""`report.html`: one self-contained file that needs no network."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from markupsafe import Markup
 from leaktight import __version__
 from leaktight.core.files import write_atomically
 from leaktight.report import words
+from leaktight.report.charts import legend, panels, pareto_plot
 from leaktight.report.comparison import compare
 from leaktight.report.page import build_page
-from leaktight.report.pareto import pareto_plot, row_names
 from leaktight.report.runs import Run, load_run
-from leaktight.report.timeline import legend, panels
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run's folder from its result files; return where it lies."""
+    """Write `report.html` into a run's folder from its result files, and return its path."""
     path = run_dir / "report.html"
     write_atomically(path, render_report(load_run(run_dir)))
     return path
@@ -42,14 +41,14 @@ def render_report(run: Run) -> str:
         summary=run.summary,
         pareto_wide=pareto_plot(run.summary, anchor="pareto-wide", width=760, height=440),
         pareto_narrow=pareto_plot(run.summary, anchor="pareto-narrow", width=340, height=380),
-        tradeoff_names=row_names(tradeoff.rows) if tradeoff else [],
+        tradeoff_names=words.tradeoff_names(tradeoff.rows) if tradeoff else [],
         time_panels=panels(run.summary),
         time_legend=legend(moments),
     )
 
 
 def render_comparison(runs: Sequence[Run], folder: Path) -> str:
-    """The page of several runs, for a file in `folder`; it links to those reports of theirs that are there."""
+    """The page of several runs, for a file in `folder`, with links to their reports where these exist."""
     comparison = compare(runs)
     links = [_link(run.path / "report.html", folder) for run in runs]
     return fill(
@@ -67,7 +66,7 @@ def _link(report: Path, folder: Path) -> str | None:
 
 
 def fill(template: str, **values: object) -> str:
-    """A template of this package, filled; whatever is not markup of our own is escaped."""
+    """Fill a template of this package; values that are not `Markup` are escaped."""
     style, script = _asset("style.css"), _asset("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

@@ -1,4 +1,4 @@
-"""A run as the parts of its page: verdicts with their evidence, the matrix, the pictures, the figures."""
+"""The content of a run's page: verdicts with evidence, the matrix of attacks and defenses, pictures, ledger, flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leaktight.report.words import METRICS, Level, attack_words, counted, fact_n
 from leaktight.results.schema import UNDEFENDED, VARIES, Cell, Flag, Summary, Threat, Trial, Verdict, Word, leaks_when
 
 MOST = 0.5
-"""The share of leaked trials from which an attack counts as working, as in the audit's verdicts."""
+"""The least share of leaked trials for an attack to count as working, as in the audit's verdicts."""
 
 _SENTENCES: Mapping[Word, str] = {
     "leaks": "leaks training data",
@@ -19,12 +19,12 @@ _SENTENCES: Mapping[Word, str] = {
     "cannot-conclude": "cannot be judged by this run",
     "not-found": "showed no leak to these attacks",
 }
-"""From the gravest verdict to the mildest."""
+"""From the most severe verdict to the least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A figure beside its controls. kind: "this", "positive" or "negative"."""
+    """A bar of a verdict's chart. kind: "this" attack, its "positive" control or the "negative" control."""
 
     kind: str
     label: str
@@ -32,7 +32,7 @@ class Bar:
 
     @property
     def share(self) -> float | None:
-        """SSIM of the most leaking trial as a length, 0 to 1."""
+        """The length of the bar: SSIM of the most leaking trial, clipped to [0, 1]."""
         worst = self.cell.worst_of("ssim")
         return None if worst is None else min(max(worst, 0.0), 1.0)
 
@@ -50,7 +50,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Column:
-    """An attack by an attacker."""
+    """A column of the matrix: an attack and its threat model."""
 
     attack: str
     adaptive: bool
@@ -59,8 +59,8 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A field of the matrix. doubtful: nothing leaked, but neither did it without a defense."""
+class MatrixField:
+    """A field of the matrix. doubtful: nothing leaked, but the attack also fails without a defense."""
 
     column: Column
     cell: Cell | None
@@ -71,7 +71,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The pictures of one attack on one defense."""
+    """The pictures of one attack on one defense. total: how many there are, shown or not."""
 
     anchor: str
     column: Column
@@ -83,7 +83,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the template is filled with."""
+    """All that the template shows."""
 
     run: Run
     headline: str
@@ -91,7 +91,7 @@ class Page:
     cards: tuple[Card, ...]
     attackers: dict[Threat, str]
     columns: tuple[Column, ...]
-    matrix: tuple[tuple[str, tuple[Entry, ...]], ...]
+    matrix: tuple[tuple[str, tuple[MatrixField, ...]], ...]
     gallery: tuple[tuple[str, tuple[Group, ...]], ...]
     metrics: tuple[str, ...]
     controls: frozenset[str]
@@ -105,7 +105,7 @@ class Page:
 
 
 def build_page(run: Run) -> Page:
-    """Arrange a run for reading. Nothing is computed here that the result files do not hold."""
+    """The page of a run, from its result files alone."""
     summary = run.summary
     columns = columns_of(summary.cells)
     defenses = defenses_of(summary)
@@ -126,7 +126,7 @@ def build_page(run: Run) -> Page:
                     Group(anchor=anchor, column=column, cell=cell, level=level, pairs=tuple(pairs), total=total)
                 )
     verdicts = sorted(summary.verdicts, key=lambda entry: defenses.index(entry.defense))
-    anchors = {(group.cell.defense, group.column): group.anchor for held in groups.values() for group in held}
+    anchors = {(group.cell.defense, group.column): group.anchor for shown in groups.values() for group in shown}
     return Page(
         run=run,
         headline=headline(run),
@@ -138,7 +138,7 @@ def build_page(run: Run) -> Page:
             (defense, tuple(_entry(cells.get((defense, column)), column, undefended, anchors) for column in columns))
             for defense in defenses
         ),
-        gallery=tuple((defense, tuple(held)) for defense, held in groups.items() if held),
+        gallery=tuple((defense, tuple(shown)) for defense, shown in groups.items() if shown),
         metrics=metrics_of(summary.cells),
         controls=controls_of(summary.cells),
         ledger=tuple(
@@ -166,7 +166,7 @@ def defenses_of(summary: Summary) -> tuple[str, ...]:
 
 
 def attackers_of(*summaries: Summary) -> dict[Threat, str]:
-    """A letter for every attacker; controls, which see no update, have none."""
+    """A letter for each threat model of an attack; controls have none."""
     threats: dict[Threat, None] = {}
     for summary in summaries:
         threats |= dict.fromkeys(entry.threat for entry in summary.verdicts)
@@ -175,25 +175,25 @@ def attackers_of(*summaries: Summary) -> dict[Threat, str]:
 
 
 def metrics_of(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The metrics that any cell has, in a fixed order."""
+    """The metrics of any cell, the common ones first."""
     present = dict.fromkeys(name for cell in cells for name in cell.scores)
     return tuple(name for name in METRICS if name in present) + tuple(name for name in present if name not in METRICS)
 
 
 def controls_of(cells: Sequence[Cell]) -> frozenset[str]:
-    """The metrics for which any cell has the score of a guess without the update."""
+    """The metrics for which any cell has a control score."""
     return frozenset(name for cell in cells for name, value in cell.control.items() if value is not None)
 
 
 def undefended_of(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """By the name of each attack, the cell without a defense. One who knows a defense has the name of who does not."""
+    """The undefended cell of each attack, by its name; an adaptive attack has the same name as the plain one."""
     return {cell.attack: cell for cell in cells if cell.defense == UNDEFENDED and cell.role == "attack"}
 
 
 def level_of(cell: Cell, undefended: Cell | None) -> tuple[Level, bool]:
-    """How a field is coloured, and whether its silence means nothing: the attack fails without a defense, too.
+    """The colour of a field, and whether it is doubtful because the attack also fails without a defense.
 
-    undefended: the same attack without a defense; where it was not run, nothing shows that the attack works.
+    undefended: the same attack without a defense; None if it was not run, so that the attack may not work at all.
     """
     if cell.role == "control":
         return "control", False
@@ -210,11 +210,11 @@ def level_of(cell: Cell, undefended: Cell | None) -> tuple[Level, bool]:
 
 
 def headline(run: Run) -> str:
-    """The result in a sentence that claims no more than the verdicts do."""
+    """The result in one sentence, as the verdicts state it."""
     if not run.finished:
         done = sum(trial.status == "done" for trial in run.trials)
         return f"Not finished: {counted(done, 'trial')} so far, and no verdict yet."
-    found = _gravest(run.summary.verdicts)
+    found = _most_severe(run.summary.verdicts)
     if not found:
         return "No verdict was given."
     defended = [verdict for defense, verdict in found.items() if defense != UNDEFENDED]
@@ -224,8 +224,8 @@ def headline(run: Run) -> str:
 
 
 def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[Word, tuple[str, ...]], ...]:
-    """The defenses of every verdict, the gravest verdict first; a defense counts by its strongest attacker."""
-    found = _gravest(verdicts)
+    """The defenses of each verdict, the most severe first; a defense has the verdict of its strongest attacker."""
+    found = _most_severe(verdicts)
     found.pop(UNDEFENDED, None)
     return tuple(
         (verdict, tuple(name for name, given in found.items() if given == verdict))
@@ -233,7 +233,7 @@ def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[Word, tuple[str, ...]],
     )
 
 
-def _gravest(verdicts: Sequence[Verdict]) -> dict[str, Word]:
+def _most_severe(verdicts: Sequence[Verdict]) -> dict[str, Word]:
     found: dict[str, Word] = {}
     for entry in sorted(verdicts, key=lambda entry: _severity(entry.verdict)):
         found.setdefault(entry.defense, entry.verdict)
@@ -256,7 +256,7 @@ def _card(entry: Verdict, run: Run, album: Album) -> Card:
 
 
 def _bars(entry: Verdict, cells: Sequence[Cell], trial: Trial | None) -> list[Bar]:
-    """The strongest attack on the defense, the same without a defense, and the best guess that ignores the update."""
+    """The strongest attack on the defense, the same attack without a defense, and the best negative control."""
     attacks = [cell for cell in cells if cell.role == "attack" and cell.attack == entry.worst_attack]
     mine = [cell for cell in attacks if cell.defense == entry.defense]
     mine.sort(key=lambda cell: trial is None or trial.id not in cell.trial_ids)  # the cell of the most leaking trial
@@ -284,11 +284,13 @@ def _leak_key(cell: Cell) -> float:
 
 def _entry(
     cell: Cell | None, column: Column, undefended: dict[str, Cell], anchors: dict[tuple[str, Column], str]
-) -> Entry:
+) -> MatrixField:
     if cell is None:
-        return Entry(column=column, cell=None, level="unknown")
+        return MatrixField(column=column, cell=None, level="unknown")
     level, doubtful = level_of(cell, undefended.get(column.attack))
-    return Entry(column=column, cell=cell, level=level, doubtful=doubtful, anchor=anchors.get((cell.defense, column)))
+    return MatrixField(
+        column=column, cell=cell, level=level, doubtful=doubtful, anchor=anchors.get((cell.defense, column))
+    )
 
 
 def _ledger_text(key: str, value: object, trials: Sequence[Trial]) -> str:
@@ -307,7 +309,8 @@ def _flags_by_code(flags: Sequence[Flag]) -> tuple[tuple[Flag, tuple[Flag, ...]]
 
 
 def _letters(number: int) -> str:
-    """
+    """A label of letters for a number from 0.
+
     >>> _letters(0), _letters(25), _letters(26)
     ('A', 'Z', 'AA')
     """

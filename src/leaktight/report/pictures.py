@@ -1,4 +1,4 @@
-"""Originals and reconstructions, cut from a trial's strips and turned into data URIs."""
+"""Pairs of originals and reconstructions as data URIs, cut from the PNG strips of trials."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from leaktight.report.words import METRICS, metric_words, number
 from leaktight.results.schema import Trial
 
 MOST_PAIRS = 12
-"""Pairs shown of one attack on one defense."""
+"""The most pairs shown of one attack on one defense."""
 BUDGET = 24_000_000
-"""Bytes of pixels in one page, about; larger images mean fewer pairs."""
+"""About the most bytes of pixels in one page; larger images mean fewer pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """An original beside its reconstruction. The two pictures are data URIs, or None where a file cannot be read."""
+    """An original and its reconstruction, as data URIs; None if the file cannot be read."""
 
     anchor: str
     title: str
@@ -51,7 +51,7 @@ class _Place:
 
     @property
     def leak(self) -> float:
-        """A key that puts the most leaking example first."""
+        """A sort key: the most leaking example comes first."""
         for metric in ("psnr", "ssim", "mse"):
             value = self.score(metric)
             if value is not None:
@@ -60,7 +60,7 @@ class _Place:
 
 
 class Album:
-    """Cuts the strips of one run. Every pair gets an anchor of its own."""
+    """The pictures of one run. Each pair has its own anchor."""
 
     def __init__(self, folder: Path, groups: int, trials: Sequence[Trial]) -> None:
         self.folder = folder.resolve()
@@ -69,7 +69,7 @@ class Album:
         self.most = _pairs_per_group(groups, trials)
 
     def pairs(self, trials: Sequence[Trial]) -> tuple[list[Pair], int]:
-        """The most leaking examples of these trials, and how many there are in all."""
+        """The most leaking examples of these trials, and the number of all examples."""
         places = [
             _Place(trial, index)
             for trial in trials
@@ -124,7 +124,7 @@ class Album:
 
     def _read(self, file: str) -> Image.Image | None:
         path = (self.folder / file).resolve()
-        if not path.is_relative_to(self.folder):  # a result file that points elsewhere is not to be trusted
+        if not path.is_relative_to(self.folder):  # never read a file outside of the run's folder
             return None
         try:
             with Image.open(path) as image:

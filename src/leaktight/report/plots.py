@@ -1,4 +1,4 @@
-"""Figures as inline SVG: coloured by the page's style sheet, with a link from every point to its row of the table."""
+"""Drawing charts as inline SVG: axes, points with links, labels. The page's style sheet sets the colours."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "down")
-"""Markers of series; after these they repeat with another colour and dash."""
+"""Markers of series; later series repeat them with other dashes."""
 
 
 Labels = Sequence[tuple[float, str]]
-"""Values on an axis and how they are written."""
+"""Values on an axis with their text."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` on pixels from `start` to `end`."""
+    """Maps values from `low` to `high` to pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle that a label takes."""
+    """A rectangle, in pixels."""
 
     left: float
     top: float
@@ -67,7 +67,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 class Drawing:
-    """An SVG with axes. Text, names and descriptions are escaped by the XML library."""
+    """An SVG chart. The XML library escapes all text. links: points can be links."""
 
     def __init__(
         self, anchor: str, *, width: float, height: float, title: str, description: str, links: bool = False
@@ -86,7 +86,7 @@ class Drawing:
     def add(
         self, tag: str, parent: ElementTree.Element | None = None, text: str | None = None, **attributes: object
     ) -> ElementTree.Element:
-        """Append an element; underscores of attribute names stand for hyphens."""
+        """Append an element; underscores in attribute names become hyphens."""
         named = {name.strip("_").replace("_", "-"): _attribute(value) for name, value in attributes.items()}
         element = ElementTree.SubElement(self.root if parent is None else parent, tag, named)
         element.text = text
@@ -105,7 +105,7 @@ class Drawing:
             self.add("text", grid, label, x=x, y=down.start + 19, text_anchor="middle")
 
     def names(self, x_name: str, y_name: str, bottom: float) -> None:
-        """What the axes show; the vertical one is written above it, so that nobody has to turn their head."""
+        """The names of the axes; that of the vertical axis is written above it."""
         held = self.add("g", class_="axis-name", aria_hidden="true")
         self.add("text", held, y_name, x=4, y=18)
         self.add("text", held, x_name, x=self.width - 16, y=bottom, text_anchor="end")
@@ -113,7 +113,7 @@ class Drawing:
     def point(
         self, x: float, y: float, *, label: str, shape: str, radius: float, class_: str, href: str | None = None
     ) -> None:
-        """A marker with a label for the pointer; as a link, also for the keyboard and a screen reader."""
+        """A marker with a tooltip; a link if `href` is given."""
         held = self.add("a" if href else "g", class_=f"point {class_}", data_tip=label)
         if href:
             held.attrib |= {"href": href, "aria-label": label}
@@ -122,7 +122,7 @@ class Drawing:
         self.mark(held, x, y, shape, radius)
 
     def mark(self, parent: ElementTree.Element, x: float, y: float, shape: str, radius: float) -> None:
-        """A marker alone."""
+        """Draw a marker."""
         if shape == "circle":
             self.add("circle", parent, cx=x, cy=y, r=radius, class_="mark")
         else:
@@ -142,12 +142,12 @@ def legend_mark(series: int) -> Markup:
 
 
 def text_width(text: str, size: float = 13) -> float:
-    """About as wide as the text is in a sans-serif face."""
+    """The approximate width of a text in a sans-serif font, in pixels."""
     return 0.56 * size * len(text)
 
 
 def place_label(text: str, x: float, y: float, radius: float, taken: Sequence[Box], area: Box) -> Box:
-    """Where a label covers least of what is there already, inside the area."""
+    """The place of a label around a point that overlaps the `taken` boxes least and stays inside `area`."""
     width, height = text_width(text), 16.0
     gap = radius + 5
     options = [
@@ -185,6 +185,6 @@ def _path(shape: str, x: float, y: float, r: float) -> str:
 
 
 def _arm(right: int, down: int) -> list[tuple[float, float]]:
-    """A quarter of a cross, in the order in which its outline is drawn."""
+    """The corners of a quarter of a cross, in drawing order."""
     arm = [(1.1 * right, 0.4 * down), (0.4 * right, 0.4 * down), (0.4 * right, 1.1 * down)]
     return arm if right == down else arm[::-1]

@@ -1,4 +1,4 @@
-"""The tables of one run, as text in rows; `tables` and `html` write them."""
+"""The tables of one run as rows of text, for `tables` and `html`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leaktight.report.page import attackers_of, controls_of, metrics_of
-from leaktight.report.pareto import row_names
 from leaktight.report.words import (
     MISSING,
     VERDICTS,
@@ -18,15 +17,16 @@ from leaktight.report.words import (
     number,
     percent,
     seconds,
+    tradeoff_names,
 )
 from leaktight.results.schema import Cell, Score, Summary, Threat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """text_columns: how many columns at the left hold words; the others hold figures.
+class TextTable:
+    """A table of text. text_columns: the number of left columns with words; the others have figures.
 
-    prose: the last column holds sentences.
+    prose: the last column has sentences.
     """
 
     title: str
@@ -37,15 +37,15 @@ class Table:
     prose: bool = False
 
 
-def run_tables(summary: Summary) -> list[Table]:
-    """Verdicts, leakage, cost and leakage over time, as far as the run has them."""
+def run_tables(summary: Summary) -> list[TextTable]:
+    """The tables of verdicts, leakage, cost and leakage over time that the run has."""
     attackers = attackers_of(summary)
     tables = [_verdicts(summary, attackers), _leakage(summary, attackers), _tradeoff(summary), _time(summary)]
     return [table for table in tables if table.rows]
 
 
 def attack_name(cell: Cell) -> str:
-    """An attack as a table names it."""
+    """The name of an attack in tables."""
     return attack_words(cell.attack, cell.adaptive) + (" (control)" if cell.role == "control" else "")
 
 
@@ -55,14 +55,14 @@ def metric_header(metric: str) -> str:
 
 
 def mean_words(score: Score | None, metric: str) -> str:
-    """A mean with its interval, without the unit."""
+    """A mean with its 95 % interval, without the unit."""
     if score is None:
         return MISSING
     span = interval(score, metric)
     return number(score.mean, metric, unit=False) + (f" ({span})" if span else "")
 
 
-def _verdicts(summary: Summary, attackers: dict[Threat, str]) -> Table:
+def _verdicts(summary: Summary, attackers: dict[Threat, str]) -> TextTable:
     many = len(attackers) > 1
     header = ("Defense", *(["Attacker"] if many else []), "Verdict", "Because")
     rows = tuple(
@@ -74,10 +74,10 @@ def _verdicts(summary: Summary, attackers: dict[Threat, str]) -> Table:
         )
         for entry in summary.verdicts
     )
-    return Table(title="Verdicts", header=header, rows=rows, text_columns=len(header), prose=True)
+    return TextTable(title="Verdicts", header=header, rows=rows, text_columns=len(header), prose=True)
 
 
-def _leakage(summary: Summary, attackers: dict[Threat, str]) -> Table:
+def _leakage(summary: Summary, attackers: dict[Threat, str]) -> TextTable:
     metrics, controls, many = metrics_of(summary.cells), controls_of(summary.cells), len(attackers) > 1
     header = ["Defense", "Attack", *(["Attacker"] if many else []), "Trials", "Leaked"]
     for metric in metrics:
@@ -90,7 +90,7 @@ def _leakage(summary: Summary, attackers: dict[Threat, str]) -> Table:
         for metric in metrics:
             row += _figures(cell, metric, controlled=metric in controls)
         rows.append(tuple(row))
-    return Table(
+    return TextTable(
         title="Leakage",
         header=tuple(header),
         rows=tuple(rows),
@@ -105,11 +105,11 @@ def _figures(cell: Cell, metric: str, *, controlled: bool) -> Sequence[str]:
     return [*found, number(cell.control.get(metric), metric, unit=False)] if controlled else found
 
 
-def _tradeoff(summary: Summary) -> Table:
+def _tradeoff(summary: Summary) -> TextTable:
     rows = summary.tradeoff.rows if summary.tradeoff else ()
-    return Table(
+    return TextTable(
         title="Cost",
-        header=("Defense", "Strongest attack", "Leakage", "PSNR (dB)", "Accuracy", "Time a round", "On the front"),
+        header=("Defense", "Strongest attack", "Leakage", "PSNR (dB)", "Accuracy", "Time per round", "On the front"),
         rows=tuple(
             (
                 name,
@@ -120,15 +120,15 @@ def _tradeoff(summary: Summary) -> Table:
                 seconds(row.seconds_per_round),
                 "yes" if row.on_front else "no",
             )
-            for row, name in zip(rows, row_names(rows), strict=True)
+            for row, name in zip(rows, tradeoff_names(rows), strict=True)
         ),
         text_columns=2,
         note="Leakage is that of the most leaking trial.",
     )
 
 
-def _time(summary: Summary) -> Table:
-    return Table(
+def _time(summary: Summary) -> TextTable:
+    return TextTable(
         title="Leakage over time",
         header=("Defense", "Attack", "Round", "PSNR (dB)", "SSIM", "Accuracy", "Trials"),
         rows=tuple(

@@ -23,7 +23,7 @@ from leaktight.results.store import read_environment, read_summary, read_text, r
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """finished: whether `summary.json` is there; without it, the summary holds means of the trials so far."""
+    """A run as read from its folder. finished: `summary.json` exists; else `summary` has means so far."""
 
     path: Path
     summary: Summary
@@ -51,18 +51,18 @@ def load_run(path: Path) -> Run:
     if summary is None and not trials:
         if (path / "config.toml").exists():
             raise UsageError(
-                f"the run in {path} has no finished trial yet; go on with its command and --resume --out {path}"
+                f"the run in {path} has no finished trial yet; continue with its command and --resume --out {path}"
             )
         raise UsageError(f"{path} is not a run: it has neither summary.json nor trials.jsonl; name a folder below runs")
     environment = read_environment(path)
-    told = summary.command if summary else ""
+    recorded = summary.command if summary else ""
     return Run(
         path=path,
         summary=summary or _summary_so_far(path, trials),
         trials=trials,
         config=read_text(path / "config.toml"),
         environment=environment,
-        command=read_text(path / "command.txt").strip() or told or " ".join(environment.command),
+        command=read_text(path / "command.txt").strip() or recorded or " ".join(environment.command),
         finished=summary is not None,
     )
 
@@ -82,7 +82,7 @@ def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
 
 
 def _cell_so_far(trials: Sequence[Trial]) -> Cell:
-    """Mean and worst of the trials; no interval and no success rate, which only the finished run judges."""
+    """Mean and worst of the trials; intervals and the success rate come with the finished run."""
     first = trials[0]
     done = [trial for trial in trials if trial.status == "done"]
     scores = {}

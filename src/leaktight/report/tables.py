@@ -7,19 +7,19 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from leaktight.report.comparison import compare, row_keys, run_names
-from leaktight.report.pareto import row_names
-from leaktight.report.run_tables import Table
+from leaktight.report.comparison import cell_keys, compare, run_names
+from leaktight.report.run_tables import TextTable
 from leaktight.report.runs import Run
+from leaktight.report.words import tradeoff_names
 from leaktight.results.schema import Cell, Score, Threat
 
 Key = tuple[str, ...]
 CSV_KEYS = ("table", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")
-"""which: 0, unless a run has several cells of the same attack on the same defense."""
+"""Columns of the CSV. which: the number of the cell among those of the same attack on the same defense, from 0."""
 
 
 def to_markdown(runs: Sequence[Run]) -> str:
-    """Tables with a heading each."""
+    """The tables in Markdown, each with a heading."""
     comparison = compare(runs)
     parts = [f"# Leakage: {markdown(', '.join(comparison.names))}", *map(markdown, comparison.warnings)]
     for table in comparison.tables:
@@ -33,16 +33,16 @@ def to_markdown(runs: Sequence[Run]) -> str:
 
 
 def to_latex(runs: Sequence[Run]) -> str:
-    """A `table` environment for each; they need the package booktabs."""
+    """A LaTeX `table` environment for each table; needs the package booktabs."""
     comparison = compare(runs)
-    said = [f"Leakage: {', '.join(comparison.names)}", *comparison.warnings, *comparison.notes]
-    parts = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(line)}" for line in said)]
+    comments = [f"Leakage: {', '.join(comparison.names)}", *comparison.warnings, *comparison.notes]
+    parts = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(line)}" for line in comments)]
     parts += [_latex_table(table) for table in comparison.tables]
     return "\n".join(parts) + "\n"
 
 
 def to_csv(runs: Sequence[Run]) -> str:
-    """One row for every figure: what it is, its value in every run, and its difference from the first run's."""
+    """One line per figure: its key, its value in each run, and the differences from the first run."""
     names = run_names(runs)
     found: dict[Key, dict[int, float]] = {}
     attackers: dict[Key, dict[str, None]] = {}
@@ -64,7 +64,8 @@ def to_csv(runs: Sequence[Run]) -> str:
 
 
 def markdown(text: str) -> str:
-    r"""
+    r"""Text with Markdown's special characters escaped.
+
     >>> markdown("a|b_c*<i>")
     'a\\|b\\_c\\*&lt;i&gt;'
     """
@@ -96,7 +97,8 @@ _RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 def latex(text: str) -> str:
-    r"""
+    r"""Text with LaTeX's special characters escaped.
+
     >>> latex("50 % of a_b {x} \\ ^")
     '50 \\% of a\\_b \\{x\\} \\textbackslash{} \\textasciicircum{}'
     >>> latex("1.6 × 10⁻⁵")
@@ -107,7 +109,7 @@ def latex(text: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula.
+    """Text that a spreadsheet does not run as a formula.
 
     >>> csv_text("=1+1"), csv_text("outpost")
     ("'=1+1", 'outpost')
@@ -123,7 +125,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
 
 
-def _latex_table(table: Table) -> str:
+def _latex_table(table: TextTable) -> str:
     columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
     if table.prose:
         columns = columns[:-1] + r"p{0.5\linewidth}"
@@ -147,12 +149,12 @@ def _latex_table(table: Table) -> str:
 
 
 def _figures(run: Run) -> Iterator[tuple[Key, str, float | None]]:
-    """Every figure of a run: its key in the order of `CSV_KEYS`, its attacker, its value in full precision."""
-    for key, cell in zip(row_keys(run.summary.cells), run.summary.cells, strict=True):
+    """Every figure of a run: its key in the order of `CSV_KEYS`, the attacker, the value in full precision."""
+    for key, cell in zip(cell_keys(run.summary.cells), run.summary.cells, strict=True):
         for (metric, statistic), value in _cell_figures(cell):
             yield ("leakage", *key, "", metric, statistic), _attacker(cell.threat), value
     tradeoff = run.summary.tradeoff
-    for row, name in zip(tradeoff.rows, row_names(tradeoff.rows), strict=True) if tradeoff else ():
+    for row, name in zip(tradeoff.rows, tradeoff_names(tradeoff.rows), strict=True) if tradeoff else ():
         cost = ("tradeoff", name, "", "", "", "", "")
         yield (*cost, row.leak.metric, "worst"), "", row.leak.worst
         yield (*cost, "accuracy", "final"), "", row.accuracy
@@ -192,4 +194,4 @@ def _csv_number(value: float | None) -> str:
 
 
 WRITERS: Mapping[str, Callable[[Sequence[Run]], str]] = {"md": to_markdown, "csv": to_csv, "latex": to_latex}
-"""How the tables of runs are written, by the ending of a file."""
+"""The writers of tables, by format."""

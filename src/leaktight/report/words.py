@@ -1,12 +1,12 @@
-"""Numbers and facts as plain words."""
+"""Numbers and facts as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leaktight.results.schema import UNDEFENDED, Cell, Score, Threat
+from leaktight.results.schema import UNDEFENDED, Cell, Score, Threat, TradeoffRow
 
 MISSING = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -16,7 +16,7 @@ Level = Literal["leaks", "partly", "not-found", "cannot-conclude", "control", "u
 
 @dataclass(frozen=True)
 class MetricWords:
-    """How a metric is written. digits: after the point; None stands for three significant ones."""
+    """How a metric is written. digits: after the point; None for three significant digits."""
 
     label: str
     unit: str = ""
@@ -53,9 +53,9 @@ _LEDGER: Mapping[str, str] = {
     "init": "Initial weights",
     "stage": "Training stage",
     "defense_known": "Attacker knows the defense",
-    "assumed": "Assumed beside",
+    "assumed": "Other assumptions",
     "server": "Server",
-    "queries": "Rounds asked for",
+    "queries": "Rounds with the victim",
 }
 _LEDGER_VALUES: Mapping[tuple[str, str], str] = {
     ("labels", "given"): "given to the attacker",
@@ -63,7 +63,7 @@ _LEDGER_VALUES: Mapping[tuple[str, str], str] = {
     ("labels", "searched"): "searched together with the images",
     ("mode", "train"): "training",
     ("mode", "eval"): "evaluation",
-    ("server", "curious"): "sent the model as it is",
+    ("server", "curious"): "sent the model unchanged",
     ("server", "malicious"): "changed the model that it sent",
 }
 
@@ -73,7 +73,8 @@ def metric_words(name: str) -> MetricWords:
 
 
 def number(value: float | None, metric: str, *, unit: bool = True) -> str:
-    """
+    """A score with its digits and unit.
+
     >>> number(34.127, "psnr"), number(0.00123456, "mse"), number(None, "ssim"), number(0.5, "label_accuracy")
     ('34.1 dB', '0.00123', '–', '50 %')
     >>> number(-0.001, "ssim")
@@ -91,7 +92,8 @@ def number(value: float | None, metric: str, *, unit: bool = True) -> str:
 
 
 def significant(value: float) -> str:
-    """
+    """A number with three significant digits.
+
     >>> significant(0.05), significant(1234.6), significant(-3.14159), significant(2), significant(0.0000161)
     ('0.05', '1235', '−3.14', '2', '1.61 × 10⁻⁵')
     """
@@ -103,7 +105,8 @@ def significant(value: float) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """
+    """A share as a percentage.
+
     >>> percent(0.9312), percent(None)
     ('93.1 %', '–')
     """
@@ -111,7 +114,8 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """
+    """A duration.
+
     >>> seconds(0.123), seconds(3.99), seconds(12.3), seconds(125)
     ('0.12 s', '4.0 s', '12 s', '2 min 5 s')
     """
@@ -123,7 +127,7 @@ def seconds(value: float | None) -> str:
 
 
 def interval(score: Score | None, metric: str) -> str:
-    """The confidence interval in words, empty without one."""
+    """The 95 % interval, such as "0.10 to 0.20"; empty if there is none."""
     if score is None or score.ci95 is None or None in score.ci95:
         return ""
     low, high = score.ci95
@@ -131,18 +135,20 @@ def interval(score: Score | None, metric: str) -> str:
 
 
 def threat_words(threat: Threat) -> str:
-    """
+    """A threat model in one sentence.
+
     >>> threat_words(Threat(server="curious", sees="client", knows=("batch_size",)))
     "A server that follows the protocol and sees each client's update; it knows the batch size."
     """
     server = {"curious": "follows the protocol", "malicious": "may change the model that it sends"}
     sees = {"client": "each client's update", "aggregate": "only the sum of the round's updates"}
-    knows = listed(f"the {fact.replace('_', ' ')}" for fact in threat.knows) or "nothing beside"
+    knows = listed(f"the {fact.replace('_', ' ')}" for fact in threat.knows) or "nothing else"
     return f"A server that {server[threat.server]} and sees {sees[threat.sees]}; it knows {knows}."
 
 
 def listed(items: Iterable[str]) -> str:
-    """
+    """Items joined with commas and "and".
+
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')
     """
@@ -151,7 +157,8 @@ def listed(items: Iterable[str]) -> str:
 
 
 def counted(amount: int, noun: str) -> str:
-    """
+    """A number with its noun.
+
     >>> counted(1, "trial"), counted(3, "trial")
     ('1 trial', '3 trials')
     """
@@ -162,12 +169,22 @@ def defense_words(name: str) -> str:
     return "no defense" if name == UNDEFENDED else name
 
 
+def tradeoff_names(rows: Sequence[TradeoffRow]) -> list[str]:
+    """The names of the defenses, with the settings in which equal names differ."""
+    names = []
+    for row in rows:
+        others = [other.settings for other in rows if other.defense == row.defense and other is not row]
+        own = {key: value for key, value in row.settings.items() if any(old.get(key) != value for old in others)}
+        names.append(defense_words(row.defense) + (f" ({fact(own)})" if own else ""))
+    return names
+
+
 def attack_words(name: str, adaptive: bool) -> str:
     return f"{name}, knows the defense" if adaptive else name
 
 
 def leaked_words(cell: Cell) -> str:
-    """How many trials leaked."""
+    """The number of trials that leaked."""
     if not cell.done:
         return "all trials failed"
     if cell.leaked is None:
@@ -176,7 +193,7 @@ def leaked_words(cell: Cell) -> str:
 
 
 def fact(value: object) -> str:
-    """A fact of the scenario or ledger.
+    """A fact of the scenario or ledger as text.
 
     >>> fact(True), fact(0.05), fact(["a", 1]), fact({"kind": "sgd", "epochs": 2}), fact([])
     ('yes', '0.05', 'a, 1', 'kind sgd, epochs 2', 'nothing')
@@ -195,7 +212,8 @@ def fact(value: object) -> str:
 
 
 def fact_name(key: str) -> str:
-    """
+    """The name of a fact for readers.
+
     >>> fact_name("local_steps"), fact_name("my_setting")
     ('Local steps', 'My setting')
     """

@@ -5,7 +5,7 @@
   var find = function (selector, within) { return (within || document).querySelector(selector); };
   var all = function (selector) { return Array.prototype.slice.call(document.querySelectorAll(selector)); };
 
-  // Colours: what the system prefers, until the reader chooses.
+  // Colours: the system's, until the reader chooses.
   var button = find("#theme");
   var prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
   var isDark = function () { return (root.dataset.theme || (prefersDark.matches ? "dark" : "light")) === "dark"; };
@@ -23,7 +23,7 @@
   prefersDark.addEventListener("change", showState);
   showState();
 
-  // Pairs of images in large.
+  // The viewer of enlarged pairs.
   var viewer = find("#viewer");
   var figures = all("figure.pair");
   var current = 0;
@@ -65,7 +65,7 @@
     });
   }
 
-  // What a point of a figure stands for.
+  // Tooltips of points.
   var tip = find("#tip");
   function hint(point) {
     var box = point.getBoundingClientRect();
@@ -80,7 +80,7 @@
   if (tip) {
     all("[data-tip]").forEach(function (point) {
       var title = find("title", point);
-      if (title) { title.remove(); } // else the browser's own tooltip comes on top
+      if (title) { title.remove(); } // else the browser shows a second tooltip
       point.addEventListener("pointerenter", function () { hint(point); });
       point.addEventListener("pointerleave", unhint);
       point.addEventListener("focus", function () { hint(point); });
@@ -90,7 +90,7 @@
     document.addEventListener("keydown", function (event) { if (event.key === "Escape") { unhint(); } });
   }
 
-  // Copy.
+  // Copy buttons.
   all(".copy").forEach(function (copy) {
     var words = copy.innerHTML;
     copy.hidden = false;
@@ -105,7 +105,7 @@
     });
   });
 
-  // A link into a closed part opens it; paper shows everything.
+  // Open closed parts for links into them and for printing.
   function reveal() {
     var target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
     var held = target && target.closest("details");
