@@ -37,7 +37,7 @@ def test_scheme_one_weights_equally_and_scales_the_loss() -> None:
 
 def test_scheme_one_needs_no_sizes_and_scheme_two_says_so() -> None:
     assert change(FedAvg(scheme="I"), updates(a=(1.0, None), b=(3.0, None)))[0] == pytest.approx(2.0)
-    with pytest.raises(UsageError, match="b does not say how many examples"):
+    with pytest.raises(UsageError, match="the number of examples of b, got none"):
         change(FedAvg(), updates(a=(1.0, 5), b=(3.0, None)))
 
 

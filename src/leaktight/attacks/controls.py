@@ -31,7 +31,7 @@ from leaktight.models.surgery import mode_of
 
 @dataclass(frozen=True, kw_only=True)
 class MeanImage(Attack):
-    """The same image for every example: the mean of the public data where they are known, mid-grey where not.
+    """The same image for every example: the mean of the public data if disclosed, else mid-grey.
 
     It ignores the update. The answer has one image if the number of examples is not disclosed. Labels are those
     disclosed, else random (for words: empty). The loss is NaN.
@@ -53,7 +53,7 @@ class MeanImage(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestPublicImage(Attack):
-    """The public images whose own gradients point most nearly where the update does, one per example, none twice.
+    """The public images whose gradients have the largest cosine with the update, one per example, none twice.
 
     It shows what retrieval achieves without reconstruction. The gradient of each public image is that of a batch of one
     with its own label, on the model sent. Only the first update is used, a delta as minus the gradient. The answer has
@@ -149,7 +149,7 @@ def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class PriorOnly(Preset):
-    """Negative control: the same search by total variation alone, without a look at the update."""
+    """Negative control: a search by total variation alone, without the update."""
 
     iterations: int = 500
     learning_rate: float = 0.025

@@ -55,7 +55,13 @@ class Linear(Aggregator):
 
     def weights(self, updates: Mapping[str, Update]) -> dict[str, float]:
         """The weight of each client, from the metadata of its update."""
-        return {client: float(_examples(client, update)) for client, update in updates.items()}
+        for client, update in updates.items():
+            if not update.num_examples:
+                raise UsageError(
+                    f"expected the number of examples of {client}, got none; "
+                    'weight clients equally (aggregator.scheme = "I")'
+                )
+        return {client: float(update.num_examples or 0) for client, update in updates.items()}
 
     def weigh(
         self, updates: Mapping[str, Update], combined: Combined, *, broadcast: Broadcast, rng: Rng
@@ -119,7 +125,7 @@ class FedSgd(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMomentum(FedAvg):
-    """FedAvg whose mean change passes through momentum at the server (FedAvgM).
+    """FedAvg with momentum at the server (FedAvgM).
 
     Reference: Hsu et al. 2019.
     """
@@ -145,7 +151,7 @@ class ServerMomentum(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAdam(FedAvg):
-    """FedAvg whose mean change passes through Adam at the server (FedAdam), without bias correction.
+    """FedAvg with Adam at the server (FedAdam), without bias correction.
 
     Reference: Reddi et al. 2021, algorithm 2.
     """
@@ -172,12 +178,3 @@ class ServerAdam(FedAvg):
             second[name] = self.beta2 * second[name] + (1 - self.beta2) * tensor.square()
             step[name] = self.learning_rate * first[name] / (second[name].sqrt() + self.epsilon)
         return step, {"first": first, "second": second}
-
-
-def _examples(client: str, update: Update) -> int:
-    if not update.num_examples:
-        raise UsageError(
-            f"{client} does not say how many examples stand behind its update; "
-            'weight clients equally (aggregator.scheme = "I")'
-        )
-    return update.num_examples

@@ -29,7 +29,7 @@ _SPREAD = 12  # standard deviations of noise that the cipher has room for; excee
 
 @dataclass(frozen=True, kw_only=True)
 class Encrypted(Aggregator):
-    """Homomorphic encryption around a linear aggregator: the server adds up updates that only clients could read.
+    """Homomorphic encryption around a linear aggregator: the server adds encrypted updates that only clients can read.
 
     of: the linear aggregator. cipher: how updates are encrypted. If the fusion of `of` adds noise, the cipher's range
     is widened for it, from these settings and the number of clients.

@@ -29,7 +29,7 @@ _LEAST_LOSS = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class FedBoosting(Linear):
-    """Weights clients by their training loss and by how well their models do on the other clients' validation data.
+    """Weights clients by their training loss and by the loss of their models on the other clients' validation data.
 
     variant: "paper": softmax(softmax(T) * sum of V), with T the training losses and V the validation losses of a model
     at all clients. As the thesis prints it, a larger loss gives a larger weight. "code", as published:
@@ -240,7 +240,7 @@ class FixedFusion(Fusion):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyFusion(Fusion):
-    """Mixtures with weights that only the server knows, drawn anew every round, and Gaussian noise on every value.
+    """Mixtures with secret weights, drawn by the server in every round, and Gaussian noise on every value.
 
     own: the least and the largest fraction of the client's own update in its mixture, in (0.5, 1); it is drawn
     uniformly, and the rest is divided among the other updates at random. update_norm: clients clip updates to this

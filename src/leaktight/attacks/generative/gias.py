@@ -23,7 +23,7 @@ from leaktight.models.gan import GeneratorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Gias(Preset):
-    """GIAS: searches a generator's latents, the best of some starts, then the weights of one generator per image.
+    """GIAS: searches a generator's latents from several starts, then the weights of one generator per image.
 
     generator: the one to start from. latent_iterations, latent_learning_rate: of the first phase, which has all the
     restarts. iterations, learning_rate: of the second phase, with the latents fixed.

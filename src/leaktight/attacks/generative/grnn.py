@@ -98,7 +98,7 @@ _DISTANCES: Mapping[str, Objective] = {"paper": SortedWasserstein(), "code": Euc
 
 @dataclass(frozen=True, kw_only=True)
 class Grnn(Preset):
-    """GRNN: an untrained generator learns to make images and labels whose gradient is the one that was seen.
+    """GRNN: an untrained generator is trained to make images and labels whose gradient is the observed one.
 
     squared, wasserstein, cosine, total_variation: weights of the terms of the loss, >= 0; 0 leaves a term out.
     variant: "paper", the Wasserstein distance of the sorted values; "code", the Euclidean norm in its place.

@@ -92,7 +92,7 @@ class Yin(LabelStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class BiasCorrected(LabelStrategy):
-    """Every class with a negative bias gradient once; then, repeatedly, the lowest after one example's share is off.
+    """Every class with a negative bias gradient once; then repeatedly the lowest, less one example's share each time.
 
     The share of an example is the sum of the negative gradients over the number of examples. Assumes nothing about
     features; needs a last layer with a bias. It is the rule "bias-corrected" of the framework breaching.
@@ -107,7 +107,7 @@ class BiasCorrected(LabelStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Wainakh(LabelStrategy):
-    """The same on the row sums of the last weight's gradient, with 1 + 1 / C times the share (LLG).
+    """As `bias_corrected`, on the row sums of the last weight's gradient, with 1 + 1 / C times the share (LLG).
 
     Assumes: features that are not negative.
     Reference: Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, PETS 2022.

@@ -1,1 +1,1 @@
-"""What minimises an attack's loss, and how its iterations are traced and run side by side."""
+"""Optimisers of an attack's loss, and the tracing of their iterations."""

@@ -104,20 +104,20 @@ class FirstOrder(Optimizer):
         runnable = make_runnable(flat, leaves, settings.backend, settings.onednn)
         states, shared, fixed = list(map(pytree.tree_leaves, blocks)), *map(pytree.tree_leaves, (group, constants))
         _, layout = pytree.tree_flatten(blocks[0])
-        ends = _Ends(problem, lanes, on_step)
+        supervisor = _Supervisor(problem, lanes, on_step)
         for iteration in range(settings.iterations):
             drawn = noise.draw()
-            for place in ends.running:
+            for place in supervisor.running:
                 own = (*states[place], *drawn[place].values())
                 states[place] = list(runnable(*own, *shared, schedule[iteration], *fixed))
             if problem.consensus and iteration >= _CONSENSUS_FROM and iteration % _CONSENSUS_EVERY == 0:
                 blocks = [pytree.tree_unflatten(state, layout) for state in states]
                 shared = pytree.tree_leaves(_group(problem, lanes, blocks, problem.consensus))
-            if ends.due(iteration + 1):
-                ends.look(iteration + 1, [pytree.tree_unflatten(state, layout) for state in states])
-            if not ends.running:
+            if supervisor.due(iteration + 1):
+                supervisor.look(iteration + 1, [pytree.tree_unflatten(state, layout) for state in states])
+            if not supervisor.running:
                 break
-        return SearchResult(ends.candidates(), runnable.backend, runnable.onednn)
+        return SearchResult(supervisor.candidates(), runnable.backend, runnable.onednn)
 
     def _schedule(self, iterations: int, precision: torch.dtype) -> Tensor:
         """(iterations, 1 + rates): the fraction of the search that is done, then the rates."""
@@ -214,7 +214,7 @@ class _Noise:
         )
 
 
-class _Ends:
+class _Supervisor:
     """Reports on the lanes, decides when each ends, and keeps its result.
 
     Every lane ends by itself, so that its result does not depend on the others.
@@ -228,30 +228,21 @@ class _Ends:
 
     def due(self, iteration: int) -> bool:
         """Whether `look` has something to do after this iteration."""
-        watched = iteration in (1, self.settings.iterations) or iteration % self.settings.check_every == 0
-        return watched or self._told(iteration)
-
-    def _told(self, iteration: int) -> bool:
-        return self.on_step is not None and iteration % self.settings.report_every == 0
+        checked = iteration in (1, self.settings.iterations) or iteration % self.settings.check_every == 0
+        return checked or (self.on_step is not None and iteration % self.settings.report_every == 0)
 
     def look(self, iteration: int, blocks: Sequence[Tree]) -> None:
         """Report the best lane, and end those that are done."""
-        now = {
-            lane: self._candidate(lane, iteration, self.lanes.lane(blocks, lane))
-            for lane in range(self.lanes.number)
-            if lane not in self.ended
-        }
+        kept = "best" if self.problem.keeps_best else "variables"
+        states = {lane: self.lanes.lane(blocks, lane) for lane in range(self.lanes.number) if lane not in self.ended}
+        now = {lane: Candidate(state[kept], float(state["loss"]), iteration) for lane, state in states.items()}
         best = min((self.ended.get(lane) or now[lane] for lane in range(self.lanes.number)), key=Candidate.rank)
-        if self.on_step is not None and self._told(iteration):
+        if self.on_step is not None and iteration % self.settings.report_every == 0:
             self.on_step(iteration, best.loss, best.variables)
         for lane, candidate in now.items():
             if self.monitors[lane](iteration, candidate.loss) or iteration == self.settings.iterations:
                 self.ended[lane] = candidate
         self.running = sorted({self.lanes.block(lane) for lane in now if lane not in self.ended})
-
-    def _candidate(self, lane: int, iteration: int, state: Tree) -> Candidate:
-        kept = state["best" if self.problem.keeps_best else "variables"]
-        return Candidate(kept, float(state["loss"]), iteration)
 
     def candidates(self) -> list[Candidate]:
         """The result of every lane, with its history."""

@@ -27,7 +27,7 @@ from leaktight.core.types import Batch, Observation, Reconstruction
 
 @dataclass(frozen=True, kw_only=True)
 class Agic(Preset):
-    """AGIC: the change of a round taken for one batch's gradient, layer-weighted cosine, epochs joined.
+    """AGIC: the change of a round is matched as one batch's gradient, by layer-weighted cosine; epochs can be joined.
 
     One observation is reconstructed by itself. Several must be the updates of `epochs` whole epochs, equally many of
     each. The images of each update are reconstructed roughly, matched one to one across epochs, and each is then

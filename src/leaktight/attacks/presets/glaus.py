@@ -30,7 +30,7 @@ Magnitudes = Literal["ranks", "odds", "values"]
 
 @dataclass(frozen=True, kw_only=True)
 class Glaus(Dlg, ActiveAttack):
-    """GLAUS: asks for samples of one gradient again and again, estimates it from which entries come, then DLG.
+    """GLAUS: repeated queries give random samples of one gradient, which is estimated from their entries; then DLG.
 
     The server sends the same model `queries` times; the client answers each time with another random sample of the
     gradient of the same examples. Entries that are sampled more often are larger, and a sampled entry shows its sign.
