@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.config.tables import read_tables
 
 
 def command(
@@ -42,11 +43,10 @@ def command(
 
     Example: leaktight generator train --data digits --out digits.safetensors
     """
-    from rich.console import Console
-
+    named = [*([f"data.kind={data}"] if data else []), *([f"data.size={size}"] if size else []), *(overrides or [])]
+    read_tables(config, named)  # report errors before slow imports
     from leaktight.api.generator import plan
-    from leaktight.cli.console import print_json, say
-    from leaktight.cli.display import progress_bars
+    from leaktight.cli.generator_display import run
     from leaktight.config.settings import load_config
     from leaktight.config.toml import build
     from leaktight.models.gan_training import GanTraining
@@ -54,28 +54,7 @@ def command(
     options_given = {"kind": kind, "epochs": epochs, "batch_size": batch_size, "latent": latent, "width": width}
     given = {name: value for name, value in options_given.items() if value is not None}
     training = build(GanTraining, given, "generator train", "options")
-    named = [*([f"data.kind={data}"] if data else []), *([f"data.size={size}"] if size else [])]
-    resolved = load_config(config, [*named, *(overrides or [])])
+    resolved = load_config(config, named)
     if data_root is not None:
         resolved = replace(resolved, data_root=data_root)
-    planned = plan(resolved, training, out, seed=seed, force=force)
-    errors = Console(stderr=True)
-    source = f"{planned.dataset.name}: {len(planned.public)} images of the test part, which no client holds"
-    say(errors, source + (f"; {planned.left_out} that clients also hold are left out" if planned.left_out else ""))
-    with progress_bars(errors, disable=not errors.is_terminal) as bars:
-        task = bars.add_task("epochs", total=planned.epochs)
-
-        def after_epoch(epoch: int, critic: float, generator: float) -> None:
-            bars.update(task, completed=epoch, description=f"epochs, losses {critic:.2f} and {generator:.2f}")
-            if not errors.is_terminal:
-                say(errors, f"epoch {epoch} of {planned.epochs}: losses {critic:.3f} and {generator:.3f}")
-
-        trained = planned.run(after_epoch)
-    if as_json:
-        files = {"file": str(trained.file), "samples": str(trained.samples), "seconds": trained.seconds}
-        numbers = {"num_images": int(trained.notes["num_images"]), "seed": planned.seed}
-        print_json({"schema_version": 1, **files, **trained.notes, **numbers})
-        return
-    console = Console()
-    say(console, f"{trained.file}   samples: {trained.samples}   {trained.seconds:.0f} s")
-    say(console, f'use it: --attack ggl --set \'attack.generator={{kind="dcgan", path="{trained.file}"}}\'')
+    run(plan(resolved, training, out, seed=seed, force=force), as_json=as_json)

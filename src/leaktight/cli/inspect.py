@@ -83,15 +83,9 @@ def command(
     settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
     tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
     check_tables(tables, "leaktight inspect")  # report errors before slow imports
-    from rich.console import Console
-
     from leaktight.api.inspect import plan
-    from leaktight.api.runs import parse_workers
-    from leaktight.cli.audit_display import run_and_print
-    from leaktight.cli.console import called
-    from leaktight.cli.inspect_display import announce, print_inspection
+    from leaktight.cli.inspect_display import run
 
-    parse_workers(workers)
     planned = plan(
         model,
         before,
@@ -109,16 +103,7 @@ def command(
         truth=truth,
         settings=settings,
     )
-    announce(planned.prepared, Console(stderr=True))
-    if dry_run:
-        return
-    path = planned.folder(out, resume=resume)
-    run_and_print(
-        path,
-        lambda display: planned.run(path, resume=resume, workers=workers, watcher=display, call=called()),
-        print_inspection,
-        as_json=as_json,
-    )
+    run(planned, out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
 
 
 def _numbers(text: str | None, option: str, kind: type[N]) -> list[N]:
