@@ -66,7 +66,8 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(here: Here, tmp_path: 
     code, out, errors = here("audit", "small.toml", "--dry-run", "--trials", "7", "--defense", "clipping")
     assert (code, out) == (0, "")
     assert (
-        "35 attacks: csdlg (attack), mean_image (control) on none, clipping; csdlg with knowledge of clipping" in errors
+        "35 trials in total: csdlg (attack), mean_image (control) on none, clipping; csdlg with knowledge of clipping"
+        in errors
     )
     assert not (tmp_path / "runs").exists()
 

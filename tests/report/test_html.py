@@ -69,7 +69,7 @@ def test_the_matrix_holds_the_numbers_of_the_summary(page: Page, finished_run: P
         assert (defense if defense != "none" else "no defense") in matrix
     assert "not run" in matrix
     assert "below. Negative controls" in matrix
-    assert "leaking. Numbers are means" in matrix
+    assert "not leaks. Numbers are means" in matrix
 
 
 def test_assumptions_flags_failures_and_the_way_to_reproduce_are_there(page: Page) -> None:

@@ -90,7 +90,7 @@ def announce(experiment: Experiment, facts: Mapping[str, object], console: Conso
     attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
     knowing = [f"; {each.name} with knowledge of {each.against}" for each in experiment.attacks if each.adaptive]
     defenses = ", ".join(each.name for each in experiment.defenses)
-    say(console, f"{len(experiment.trials)} attacks: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
+    say(console, f"{len(experiment.trials)} trials in total: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
 
 
 def trial_words(trial: Trial) -> str:

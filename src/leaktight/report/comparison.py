@@ -207,5 +207,5 @@ def _costs(summaries: Sequence[Summary], names: Sequence[str]) -> list[TextTable
 
     return [
         table("Accuracy", lambda row: percent(row.accuracy)),
-        table("Time per round", lambda row: seconds(row.seconds_per_round)),
+        table("Time a round", lambda row: seconds(row.seconds_per_round)),
     ]

@@ -109,7 +109,7 @@ def _tradeoff(summary: Summary) -> TextTable:
     rows = summary.tradeoff.rows if summary.tradeoff else ()
     return TextTable(
         title="Cost",
-        header=("Defense", "Strongest attack", "Leakage", "PSNR (dB)", "Accuracy", "Time per round", "On the front"),
+        header=("Defense", "Strongest attack", "Leakage", "PSNR (dB)", "Accuracy", "Time a round", "On the front"),
         rows=tuple(
             (
                 name,
