@@ -123,7 +123,7 @@ def test_a_deployed_server_keeps_nothing_of_it(kind: str, tmp_path: Path, caplog
     grid = grid_for(federation, state_dir=tmp_path / "nodes")
 
     def engine(federation: Federation, state: FederationState | None = None, **watchers: Any) -> FederationState:
-        del watchers["workers"], watchers["told"]
+        del watchers["workers"], watchers["on_reports"]
         return play(grid, federation, state, run="a", **watchers)
 
     with (
