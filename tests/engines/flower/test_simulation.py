@@ -143,7 +143,7 @@ def test_the_command_goes_on_with_a_run_and_ends_in_the_same_model(tmp_path: Pat
         train(federation, folder, engine=engine, until=1)
     words = ["train", "--defense", "adadefense", "--out", str(out), "--resume", "--json"]
     words += [word for setting in SMALL for word in ("--set", setting)]
-    with pytest.raises(UsageError, match="was begun on Flower"):
+    with pytest.raises(UsageError, match="was started on Flower"):
         CliRunner().invoke(command_line, words, catch_exceptions=False)
     done = CliRunner().invoke(command_line, [*words, "--engine", "flower", "--workers", "2"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
