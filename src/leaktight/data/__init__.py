@@ -1,1 +1,1 @@
-"""."""
+"""Data sets, how clients share them, and downloads."""
