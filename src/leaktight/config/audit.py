@@ -104,7 +104,7 @@ def is_small(model: nn.Module) -> bool:
 def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[AttackEntry]:
     """The attacks of these kinds; all attacks if there are none."""
     for kind in kinds:
-        if kind not in ATTACKS:
+        if kind not in ATTACKS and ":" not in kind:
             raise ConfigError(f"audit.adapted: unknown attack {kind!r}; {suggestion(kind, ATTACKS)}")
     attacks = [entry for entry in entries if entry.role == "attack"]
     return [entry for entry in attacks if kind_of(entry.value) in kinds] or attacks

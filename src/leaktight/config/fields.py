@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -29,6 +29,9 @@ FAMILIES = {
     "federation.aggregator": "aggregators",
 }
 """By table, the family that its `kind` names."""
+
+NAMES = {"audit.metrics": "metrics", "audit.adapted": "attacks"}
+"""By setting, the family whose names it lists."""
 
 ALSO = {"data": ("root",), "model": ("init", "mode"), "federation": ("aggregator",), "audit": ("local",)}
 """Keys of a table beside the settings of its method or class."""
@@ -86,8 +89,16 @@ def _check_fields(
                 _check_method(field["family"], each, where, f"{table}.{key}")
         elif not _accepts(field, value):
             raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {value!r}")
+        elif f"{table}.{key}" in NAMES and isinstance(value, list):
+            _check_names(NAMES[f"{table}.{key}"], value, f"{where}: {table}.{key}")
         elif (bound := _broken_bound(field, value)) is not None:
             raise ConfigError(f"{where}: [{table}] expected {key} {bound}, got {value}")
+
+
+def _check_names(family: str, names: Sequence[str], setting: str) -> None:
+    for name in names:
+        if ":" not in name and name not in ENTRIES[family]:
+            raise ConfigError(f"{setting}: unknown {family[:-1]} {name!r}; {suggestion(name, ENTRIES[family])}")
 
 
 def _number(value: object) -> bool:

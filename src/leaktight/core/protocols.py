@@ -296,7 +296,7 @@ class Attack(ABC):
         return self
 
     def fitted(self, seen: Observation) -> Attack:
-        """The attack, making do with what this observation holds, where its settings leave that open."""
+        """The attack with settings that fit this observation (labels, local steps), where its own leave them open."""
         return self
 
     @abstractmethod
