@@ -50,9 +50,15 @@ def test_errors_of_usage_come_before_torch(arguments: list[str], message: str) -
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize("value", ["5", 5, 5.0])
+@pytest.mark.parametrize("value", ["5", 5, 5.0, 1e20])
 def test_what_can_be_read_as_the_type_is_left_alone(value: object) -> None:
     check_tables({"audit": {"trials": value}}, "here")
+
+
+@pytest.mark.parametrize("value", [5.5, float("inf"), float("nan")])
+def test_numbers_that_are_no_integers_are_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"audit\.trials: expected an integer, got"):
+        check_tables({"audit": {"trials": value}}, "here")
 
 
 def test_own_classes_and_objects_are_left_to_the_methods() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -19,6 +19,7 @@ from typing import Any
 
 from leaktight.config.names import ENTRIES
 from leaktight.core.errors import ConfigError, suggestion
+from leaktight.core.own import is_own
 
 FAMILIES = {
     "data": "datasets",
@@ -65,24 +66,36 @@ def _check_method(family: str, value: object, where: str, table: str) -> None:
     settings = {"kind": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
         return
+    kind = require_kind(family, settings, where, table)
+    if not is_own(kind):
+        rest = {key: item for key, item in settings.items() if key != "kind"}
+        _check_fields(known_fields()[family][kind], rest, where, table, "kind")
+
+
+def require_kind(family: str, settings: Mapping[str, object], where: str, table: str) -> str:
+    """The `kind` of a table: of the catalogue, or the user's own; ConfigError if there is none or it is unknown."""
     kind = settings.get("kind")
     if not isinstance(kind, str):
         raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', ENTRIES[family])}")
-    if ":" in kind:
-        return
-    if kind not in ENTRIES[family]:
+    if kind not in ENTRIES[family] and not is_own(kind):
         raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, ENTRIES[family])}")
-    rest = {key: item for key, item in settings.items() if key != "kind"}
-    _check_fields(known_fields()[family][kind], rest, where, table, "kind")
+    return kind
+
+
+def require_keys(
+    settings: Iterable[str], names: Collection[str], where: str, table: str, also: Collection[str] = ()
+) -> None:
+    """Raise ConfigError unless all keys of a table are among `names`. also: keys to suggest, read elsewhere."""
+    for key in settings:
+        if key not in names:
+            raise ConfigError(f"{where}: [{table}] unknown key {key!r}; {suggestion(key, {*names, *also})}")
 
 
 def _check_fields(
     fields: Mapping[str, Field], settings: Mapping[str, object], where: str, table: str, *more: str
 ) -> None:
-    names = {*fields, *ALSO.get(table, ()), *more}
+    require_keys(settings, {*fields, *ALSO.get(table, ()), *more}, where, table)
     for key, value in settings.items():
-        if key not in names:
-            raise ConfigError(f"{where}: [{table}] unknown key {key!r}; {suggestion(key, names)}")
         field = fields.get(key, {})
         if "family" in field:
             for each in value if isinstance(value, list) else [value]:
@@ -90,19 +103,24 @@ def _check_fields(
         elif not _accepts(field, value):
             raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {value!r}")
         elif f"{table}.{key}" in NAMES and isinstance(value, list):
-            _check_names(NAMES[f"{table}.{key}"], value, f"{where}: {table}.{key}")
+            require_names(NAMES[f"{table}.{key}"], value, f"{where}: {table}.{key}")
         elif (bound := _broken_bound(field, value)) is not None:
             raise ConfigError(f"{where}: [{table}] expected {key} {bound}, got {value}")
 
 
-def _check_names(family: str, names: Sequence[str], setting: str) -> None:
+def require_names(family: str, names: Iterable[str], setting: str) -> None:
+    """Raise ConfigError unless all names that a setting lists are of the catalogue, or the user's own."""
     for name in names:
-        if ":" not in name and name not in ENTRIES[family]:
+        if name not in ENTRIES[family] and not is_own(name):
             raise ConfigError(f"{setting}: unknown {family[:-1]} {name!r}; {suggestion(name, ENTRIES[family])}")
 
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: object) -> bool:
+    return _number(value) and (value.is_integer() if isinstance(value, float) else True)
 
 
 def _reads_as(kind: Callable[[str], object]) -> Callable[[object], bool]:
@@ -115,7 +133,7 @@ def _reads_as(kind: Callable[[str], object]) -> Callable[[object], bool]:
 
 
 _TYPES: Mapping[str, Callable[[object], bool]] = {
-    "integer": lambda value: (_number(value) and value == int(str(value).split(".")[0])) or _reads_as(int)(value),
+    "integer": lambda value: _whole(value) or _reads_as(int)(value),
     "number": lambda value: _number(value) or _reads_as(float)(value),
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool | str) or value in (0, 1),

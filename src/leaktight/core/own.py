@@ -11,6 +11,11 @@ from contextlib import contextmanager
 from leaktight.core.errors import UsageError, suggestion
 
 
+def is_own(name: str) -> bool:
+    """Whether a name is meant as "package.module:name", not as one of the catalogue."""
+    return ":" in name
+
+
 def check_target(target: str) -> None:
     """Raise ValueError unless it reads as "package.module:name"."""
     module, colon, name = target.partition(":")
