@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.here import Here
 
 DATA_ROOT = Path(os.environ.get("LEAKTIGHT_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -24,3 +25,9 @@ def real_data() -> Path:
     if not DATA_ROOT.is_dir():
         pytest.skip(f"no real data sets at {DATA_ROOT}; set LEAKTIGHT_DATA to a folder that holds them")
     return DATA_ROOT
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """`leaktight` in a folder of the test's own: `here("audit", "--json")` gives exit code, output and errors."""
+    return Here(tmp_path, monkeypatch, capsys)

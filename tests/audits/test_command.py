@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from tests.audits.scenes import SMALL
-
-from leaktight.cli.app import main
-
-
-class Here:
-    """The command line with its exit code and what it printed."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("LEAKTIGHT_DATA", str(folder / "data"))
-        (folder / "small.toml").write_text(SMALL)
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["leaktight", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        printed = self.capsys.readouterr()
-        return int(stopped.value.code or 0), printed.out, printed.err
+from tests.here import Here
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(tmp_path, monkeypatch, capsys)
+def here(here: Here, tmp_path: Path) -> Here:
+    (tmp_path / "small.toml").write_text(SMALL)
+    return here
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.here import Here
 from tests.seeds import replayed
-
-from leaktight.cli.app import main
 
 QUICK = ["--set", "federation.rounds=3", "--set", "local.epochs=1"]
 
@@ -100,27 +99,6 @@ def mnist(tmp_path: Path) -> Path:
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", 2051, (20, 28, 28), bytes(20 * 784))
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", 2049, (20,), bytes(range(10)) * 2)
     return folder
-
-
-class Here:
-    """The command line inside the test's own process: quick, with its exit code and what it printed."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("LEAKTIGHT_DATA", str(folder / "data"))
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["leaktight", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        printed = self.capsys.readouterr()
-        return int(stopped.value.code or 0), printed.out, printed.err
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(tmp_path, monkeypatch, capsys)
 
 
 def test_the_recipe_of_words_gives_each_client_its_own_source(here: Here) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Unpack
 
-from leaktight.api.runs import called, parse_workers, run_path
+from leaktight.api.runs import parse_workers, recorded_call, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, run_audit
@@ -60,7 +60,7 @@ class PlannedAudit:
                 folder,
                 executor=executor,
                 scenario=self.facts,
-                command=called(folder, call or f"leaktight.{self.command}() in Python"),
+                command=recorded_call(folder, call or f"leaktight.{self.command}() in Python"),
                 weigh=self.command == "tradeoff",
                 workers=processes,
                 watcher=watcher,

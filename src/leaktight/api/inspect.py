@@ -9,12 +9,11 @@ from typing import Literal, Required, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from leaktight.api.runs import called, parse_workers, run_path
-from leaktight.api.scenario import Method
+from leaktight.api.runs import parse_workers, recorded_call, run_path
+from leaktight.api.scenario import Method, require_keywords
 from leaktight.audits.run import Watcher
 from leaktight.config.inspect import CaptureRequest, Prepared, prepare
 from leaktight.config.tables import Table
-from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.protocols import Attack
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
@@ -51,7 +50,7 @@ class PlannedInspection:
                 folder,
                 executor=executor,
                 scenario=self.prepared.facts,
-                command=called(folder, call or "leaktight.inspect() in Python"),
+                command=recorded_call(folder, call or "leaktight.inspect() in Python"),
                 watcher=watcher,
             )
             from leaktight.report.html import write_report  # slow to import, and only needed now
@@ -89,9 +88,7 @@ class Capture(TypedDict, total=False):
 
 def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) -> PlannedInspection:
     """Read and check everything; nothing is attacked."""
-    for name in capture:
-        if name not in Capture.__annotations__:
-            raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Capture.__annotations__)}")
+    require_keywords(capture, Capture)
     return PlannedInspection(prepare(CaptureRequest(model=model, before=before, **capture)))
 
 

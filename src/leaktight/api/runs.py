@@ -39,14 +39,12 @@ def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
         return Ray(None if text == "ray" else text), None
     if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
-    if int(text) == 0:
-        return Alone(), 1
-    return Processes(int(text), _PRELOAD), int(text)
+    number = int(text)
+    return Processes(number, _PRELOAD) if number else Alone(), number
 
 
-def called(folder: RunFolder, call: str) -> str:
+def recorded_call(folder: RunFolder, call: str) -> str:
     """The call that started the run; `call` for a new run."""
-    file = folder.path / "command.txt"
-    if not file.exists():
-        write_atomically(file, call + "\n")
-    return file.read_text().strip()
+    if not folder.command.exists():
+        write_atomically(folder.command, call + "\n")
+    return folder.command.read_text().strip()

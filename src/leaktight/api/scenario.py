@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, TypedDict
@@ -61,9 +61,7 @@ def configure(source: Source, options: Mapping[str, object], *, scenario: str = 
 
     options: the keywords of `Scenario`. scenario: TOML on top of the built-in scenario if `source` is None.
     """
-    for name in options:
-        if name not in Scenario.__annotations__:
-            raise UsageError(f"unknown keyword {name!r}; {suggestion(name, Scenario.__annotations__)}")
+    require_keywords(options, Scenario)
     given = {name: _table(options[name]) for name in TABLES if name in options}
     defenses, attacks, settings = (as_list(options.get(name, [])) for name in ("defenses", "attacks", "settings"))
     if isinstance(source, Config):
@@ -80,6 +78,13 @@ def configure(source: Source, options: Mapping[str, object], *, scenario: str = 
         config = load_config(path, texts, given=given, defenses=defenses, attacks=attacks, scenario=scenario)
     root = options.get("data_root")
     return config if root is None else replace(config, data_root=Path(str(root)))
+
+
+def require_keywords(given: Iterable[str], known: type) -> None:
+    """Raise UsageError unless all keywords of a call are fields of the TypedDict `known`."""
+    for name in given:
+        if name not in known.__annotations__:
+            raise UsageError(f"unknown keyword {name!r}; {suggestion(name, known.__annotations__)}")
 
 
 def _table(value: object) -> object:

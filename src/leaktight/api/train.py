@@ -100,8 +100,7 @@ def train(
     workers: as in `leaktight.audit`, but not Ray.
     """
     planned = plan(config, pooled=pooled, **scenario)
-    processes = 1 if workers == 0 else workers  # one process for clients is this one
-    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=processes)
+    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=workers)
 
 
 def _in_process(folder: RunFolder) -> Engine:

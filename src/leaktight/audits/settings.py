@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.metrics import metric_spec
 
 NEEDED_METRICS = ("psnr", "mse", "ssim")
@@ -32,13 +32,10 @@ class AuditSettings:
     adapted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ValueError(f"expected trials >= 1, got {self.trials}")
+        require_at_least(1, trials=self.trials, every=self.every)
         rounds = (self.attack_round,) if isinstance(self.attack_round, int) else self.attack_round
         if not rounds or any(each < 0 for each in rounds) or len(set(rounds)) != len(rounds):
             raise ValueError(f"expected attack_round >= 0, or several distinct rounds, got {self.attack_round}")
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"expected every >= 1, got {self.every}")
         if self.every is not None and self.attack_round != 0:
             raise ValueError("expected either attack_round or every, got both; leave one out")
         try:

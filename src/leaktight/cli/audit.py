@@ -43,7 +43,6 @@ def command(
     from leaktight.api.audit import plan
     from leaktight.api.runs import parse_workers
     from leaktight.cli.audit_display import announce, print_audit, run_and_print
-    from leaktight.cli.console import called
 
     parse_workers(workers)
     planned = plan(
@@ -57,13 +56,13 @@ def command(
         data_root=data_root,
     )
     announce(planned.experiment, planned.facts, Console(stderr=True))
-    if dry_run:
-        return
-    path = planned.folder(out, resume=resume)
-    run_and_print(
-        path,
-        lambda display: planned.run(path, resume=resume, workers=workers, watcher=display, call=called()),
-        print_audit,
-        rounds=planned.rounds,
-        as_json=as_json,
-    )
+    if not dry_run:
+        run_and_print(
+            planned,
+            print_audit,
+            out=out,
+            resume=resume,
+            workers=workers,
+            as_json=as_json,
+            rounds=planned.rounds,
+        )

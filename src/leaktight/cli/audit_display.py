@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
-from leaktight.cli.console import print_json, resumable, say
+from leaktight.cli.console import called, print_json, resumable, say
 from leaktight.cli.display import MISSING, progress_bars, shown
 from leaktight.report.words import VERDICTS, defense_words, fact
 from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Tradeoff, Trial, Word
@@ -60,19 +61,29 @@ class AuditDisplay(Watcher):
             say(self.console, f"{self.done} of {self.total}: {trial_words(trial)}")
 
 
+class Planned(Protocol):
+    """An audit or an inspection that is ready to run."""
+
+    def folder(self, out: Path | None, *, resume: bool) -> Path: ...
+
+    def run(self, path: Path, *, resume: bool, workers: str | None, watcher: Watcher, call: str) -> Summary: ...
+
+
 def run_and_print(
-    path: Path,
-    run: Callable[[AuditDisplay], Summary],
+    planned: Planned,
     show: Callable[[Summary, Console], None],
     *,
-    rounds: int = 0,
+    out: Path | None,
+    resume: bool,
+    workers: str | None,
     as_json: bool,
+    rounds: int = 0,
 ) -> None:
-    """Run in the folder `path` with a display of the progress, then print the summary by `show` or as JSON."""
-    errors = Console(stderr=True)
+    """Run in the folder `out` with a display of the progress, then print the summary by `show` or as JSON."""
+    errors, path = Console(stderr=True), planned.folder(out, resume=resume)
     display = AuditDisplay(rounds, errors)
     with resumable(path, errors), display.progress:
-        summary = run(display)
+        summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
     if as_json:
         print_json(summary.document())
     else:

@@ -44,7 +44,9 @@ def resumable(path: Path, console: Console) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        file = path / "command.txt"
+        from leaktight.results.folder import RunFolder  # slow to import for commands without a run
+
+        file = RunFolder(path).command
         call = file.read_text().strip() if file.exists() else called()
         say(console, f"stopped; continue with: {resume_command(call, path)}")
         raise

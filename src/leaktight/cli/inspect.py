@@ -83,9 +83,14 @@ def command(
     settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
     tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
     check_tables(tables, "leaktight inspect")  # report errors before slow imports
-    from leaktight.api.inspect import plan
-    from leaktight.cli.inspect_display import run
+    from rich.console import Console
 
+    from leaktight.api.inspect import plan
+    from leaktight.api.runs import parse_workers
+    from leaktight.cli.audit_display import run_and_print
+    from leaktight.cli.inspect_display import announce, print_inspection
+
+    parse_workers(workers)
     planned = plan(
         model,
         before,
@@ -103,7 +108,9 @@ def command(
         truth=truth,
         settings=settings,
     )
-    run(planned, out, resume=resume, workers=workers, dry_run=dry_run, as_json=as_json)
+    announce(planned.prepared, Console(stderr=True))
+    if not dry_run:
+        run_and_print(planned, print_inspection, out=out, resume=resume, workers=workers, as_json=as_json)
 
 
 def _numbers(text: str | None, option: str, kind: type[N]) -> list[N]:

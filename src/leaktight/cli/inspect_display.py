@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
 
-from leaktight.api.inspect import PlannedInspection
-from leaktight.api.runs import parse_workers
-from leaktight.cli.audit_display import print_verdicts, run_and_print
-from leaktight.cli.console import called, say
+from leaktight.cli.audit_display import print_verdicts
+from leaktight.cli.console import say
 from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
 from leaktight.results.schema import Summary
-
-
-def run(
-    planned: PlannedInspection, out: Path | None, *, resume: bool, workers: str | None, dry_run: bool, as_json: bool
-) -> None:
-    """Print what is planned, run it, and print the results."""
-    parse_workers(workers)
-    announce(planned.prepared, Console(stderr=True))
-    if dry_run:
-        return
-    path = planned.folder(out, resume=resume)
-    run_and_print(
-        path,
-        lambda display: planned.run(path, resume=resume, workers=workers, watcher=display, call=called()),
-        print_inspection,
-        as_json=as_json,
-    )
 
 
 def announce(prepared: Prepared, console: Console) -> None:

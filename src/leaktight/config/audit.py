@@ -16,11 +16,10 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audits.settings import AuditSettings
-from leaktight.config.catalogue import ATTACKS
+from leaktight.config.fields import require_names
 from leaktight.config.scenario import build_federation
 from leaktight.config.settings import Config
 from leaktight.config.toml import kind_of, settings_of
-from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -103,9 +102,7 @@ def is_small(model: nn.Module) -> bool:
 
 def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[AttackEntry]:
     """The attacks of these kinds; all attacks if there are none."""
-    for kind in kinds:
-        if kind not in ATTACKS and ":" not in kind:
-            raise ConfigError(f"audit.adapted: unknown attack {kind!r}; {suggestion(kind, ATTACKS)}")
+    require_names("attacks", kinds, "audit.adapted")
     attacks = [entry for entry in entries if entry.role == "attack"]
     return [entry for entry in attacks if kind_of(entry.value) in kinds] or attacks
 

@@ -20,6 +20,7 @@ from leaktight.config.tables import Table, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of
 from leaktight.core.errors import ConfigError
 from leaktight.core.keys import parse_key
+from leaktight.core.own import is_own
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.threat import ThreatModel
 from leaktight.core.training import LocalTraining
@@ -186,7 +187,7 @@ def model_source(table: object, where: str) -> ModelSource:
     if isinstance(table, nn.Module):
         return GivenModel(table)
     kind = table.get("kind") if isinstance(table, Mapping) else table
-    if isinstance(table, Mapping) and isinstance(kind, str) and ":" in kind:
+    if isinstance(table, Mapping) and isinstance(kind, str) and is_own(kind):
         rest = {key: value for key, value in table.items() if key != "kind"}
         return build(UserModel, {"target": kind, **rest}, where, "model")
     return choose(MODELS, table, where, "model", also=("init", "mode"))

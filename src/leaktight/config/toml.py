@@ -25,9 +25,10 @@ from leaktight.config.catalogue import (
     SCHEDULES,
     Family,
 )
+from leaktight.config.fields import require_keys, require_kind
 from leaktight.config.tables import as_list
-from leaktight.core.errors import ConfigError, suggestion
-from leaktight.core.own import load_own
+from leaktight.core.errors import ConfigError
+from leaktight.core.own import is_own, load_own
 from leaktight.fl.aggregators import Linear
 
 T = TypeVar("T")
@@ -59,13 +60,10 @@ def choose(family: Family[T], value: object, where: str, table: str, also: Seque
     if not isinstance(value, str | Mapping):
         raise ConfigError(f"{where}: expected a table [{table}] with a kind, got {value!r}")
     settings = {"kind": value} if isinstance(value, str) else dict(value)
-    kind = settings.pop("kind", None)
-    if not isinstance(kind, str):
-        raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', family)}")
-    if ":" in kind:
+    kind = require_kind(family.kind, settings, where, table)
+    del settings["kind"]
+    if is_own(kind):
         return _own(family, kind, settings, where, table)
-    if kind not in family:
-        raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, family)}")
     return build(family[kind], settings, where, table, also=("kind", *also))
 
 
@@ -100,9 +98,7 @@ def build(cls: type[T], settings: Mapping[str, object], where: str, table: str, 
         raise ConfigError(f"{where}: [{table}] expected a dataclass, got {cls.__name__}")
     hints = typing.get_type_hints(cls)
     names = {field.name for field in fields(cls)}
-    for key in settings:
-        if key not in names:
-            raise ConfigError(f"{where}: [{table}] unknown key {key!r}; {suggestion(key, {*names, *also})}")
+    require_keys(settings, names, where, table, also)
     values = {key: _value(hints[key], key, value, where, table) for key, value in settings.items()}
     missing = [
         field.name

@@ -83,14 +83,14 @@ def suggestion(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(names)}"
 
 
-def require_at_least(least: float, **settings: float | None) -> None:
+def require_at_least(least: float, /, **settings: float | None) -> None:
     """Raise ValueError unless all these settings are finite and >= `least`, or None."""
     for name, value in settings.items():
         if value is not None and not least <= value < math.inf:
             raise ValueError(f"expected {name} >= {least:g}, got {value}")
 
 
-def require_above(bound: float, **settings: float | None) -> None:
+def require_above(bound: float, /, **settings: float | None) -> None:
     """Raise ValueError unless all these settings are finite and > `bound`, or None."""
     for name, value in settings.items():
         if value is not None and not bound < value < math.inf:

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leaktight.core.errors import require_above
 from leaktight.core.keys import KEY_BYTES
 from leaktight.core.tensors import unflattened
 from leaktight.core.types import Params
@@ -174,8 +175,7 @@ def grid_spacing(noise_std: float) -> float:
     >>> grid_spacing(1.0) * 2**12, grid_spacing(0.75) * 2**12
     (1.0, 0.5)
     """
-    if not 0 < noise_std < math.inf:
-        raise ValueError(f"expected noise_std > 0, got {noise_std}")
+    require_above(0, noise_std=noise_std)
     return math.ldexp(1.0, math.frexp(noise_std)[1] - 1 - GRID_BITS)
 
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from leaktight.core.errors import require_above, require_at_least
+
 
 @runtime_checkable
 class Schedule(Protocol):
@@ -94,14 +96,12 @@ class LocalTraining:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"expected {name} >= 1, got {value}")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
+        require_above(0, learning_rate=self.learning_rate)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected momentum in [0, 1), got {self.momentum}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum > 0; set momentum or leave nesterov out")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"expected weight_decay >= 0, got {self.weight_decay}")
+        require_at_least(0, weight_decay=self.weight_decay)
         if self.samples is not None and self.batch_size > self.samples:
             raise ValueError(
                 f"expected batch_size <= samples, got batch_size {self.batch_size} > samples {self.samples}"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, require_above, require_at_least
 from leaktight.core.rng import Rng
 from leaktight.core.types import State
 
@@ -100,10 +100,8 @@ class Cipher(ABC):
     noise_bound: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound < math.inf:
-            raise ValueError(f"expected bound > 0, got {self.bound}")
-        if not 0 <= self.noise_bound < math.inf:
-            raise ValueError(f"expected noise_bound >= 0, got {self.noise_bound}")
+        require_above(0, bound=self.bound)
+        require_at_least(0, noise_bound=self.noise_bound)
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.privacy import gaussian_epsilon
 from leaktight.core.protocols import Report
 
@@ -38,8 +38,7 @@ def check_privacy_settings(*, clip_norm: float, noise_multiplier: float, delta: 
     """Raise ValueError unless these settings, which all defenses with an accountant share, are in range."""
     if not clip_norm > 0:
         raise ValueError(f"expected clip_norm > 0, got {clip_norm}")
-    if not 0 <= noise_multiplier < math.inf:
-        raise ValueError(f"expected noise_multiplier >= 0, got {noise_multiplier}")
+    require_at_least(0, noise_multiplier=noise_multiplier)
     if noise_multiplier and clip_norm == math.inf:
         raise ValueError("expected a finite clip_norm to scale the noise with, got inf; set noise_multiplier = 0 too")
     if not 0 < delta < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import ClientFacts
 from leaktight.core.types import State
 from leaktight.defenses.lrp import Lrp
@@ -30,8 +31,7 @@ class AdaLrp(Lrp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.zeta < float("inf"):
-            raise ValueError(f"expected zeta >= 0, got {self.zeta}")
+        require_at_least(0, zeta=self.zeta)
         for name in ("beta", "min_factor"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from leaktight.core.errors import ModelError
+from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
@@ -69,8 +69,7 @@ class ClientDp(Defense):
 
     def __post_init__(self) -> None:
         check_privacy_settings(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta)
-        if self.noise_shares < 1:
-            raise ValueError(f"expected noise_shares >= 1, got {self.noise_shares}")
+        require_at_least(1, noise_shares=self.noise_shares)
         if not 0 < self.sampling_rate <= 1:
             raise ValueError(f"expected sampling_rate in (0, 1], got {self.sampling_rate}")
         if self.adjacency == "replace" and self.sampling_rate < 1:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from leaktight.core.errors import require_at_least
 from leaktight.defenses.dp_sgd import DpSgd
 
 
@@ -43,8 +44,7 @@ class FedCdp(DpSgd):
             raise ValueError(
                 f"expected 0 < final_clip_norm <= clip_norm < inf, got {self.final_clip_norm} and {self.clip_norm}"
             )
-        if self.decay_rounds < 1:
-            raise ValueError(f"expected decay_rounds >= 1, got {self.decay_rounds}")
+        require_at_least(1, decay_rounds=self.decay_rounds)
 
     def groups(self, names: Sequence[str]) -> list[list[str]]:
         if self.layers == "tensor":

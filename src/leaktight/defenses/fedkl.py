@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import ClientFacts, Defense, Report
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of
@@ -46,8 +47,7 @@ class FedKl(Defense):
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        if self.key_length < 1:
-            raise ValueError(f"expected key_length >= 1, got {self.key_length}")
+        require_at_least(1, key_length=self.key_length)
         for name, valid in (("blocks", ("first", "all")), ("variant", ("paper", "code"))):
             if getattr(self, name) not in valid:
                 raise ValueError(f"expected {name} to be one of {', '.join(valid)}, got {getattr(self, name)!r}")

@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, require_at_least
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import unflattened
 from leaktight.core.types import Batch, Params, State
-from leaktight.defenses.perturbation import example_rows, require_finite, require_non_negative, widened
-from leaktight.models.source import require_choice, require_positive
+from leaktight.defenses.perturbation import example_rows, require_finite, widened
+from leaktight.models.source import require_choice
 
 _ROWS_PER_COLUMN = 6
 """Q: the matrix of the compensation has about this many times more rows than columns."""
@@ -60,8 +60,10 @@ class GradDefense(Defense):
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        require_non_negative(noise_std=self.noise_std)
-        require_positive(num_slices=self.num_slices, num_perturbed=self.num_perturbed, root_samples=self.root_samples)
+        require_at_least(0, noise_std=self.noise_std)
+        require_at_least(
+            1, num_slices=self.num_slices, num_perturbed=self.num_perturbed, root_samples=self.root_samples
+        )
         if self.num_perturbed > self.num_slices:
             raise ValueError(
                 f"expected num_perturbed <= num_slices, got {self.num_perturbed} > {self.num_slices} slices"
@@ -69,7 +71,7 @@ class GradDefense(Defense):
         require_choice("refresh", self.refresh, ("round", "step"))
         require_choice("variant", self.variant, ("paper", "code"))
         if self.compensation_scale is not None:
-            require_non_negative(compensation_scale=self.compensation_scale)
+            require_at_least(0, compensation_scale=self.compensation_scale)
 
     @property
     def takes(self) -> frozenset[type[Inputs]]:

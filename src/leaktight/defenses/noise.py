@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import Report
 from leaktight.core.rng import Rng
 from leaktight.core.secret import SecretStream
 from leaktight.core.types import Params
-from leaktight.defenses.perturbation import Perturbation, require_non_negative
+from leaktight.defenses.perturbation import Perturbation
 from leaktight.models.source import require_choice
 
 _DRAWS: Mapping[str, Callable[[SecretStream, Params], Params]] = {
@@ -41,7 +42,7 @@ class AdditiveNoise(Perturbation):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("distribution", self.distribution, _DRAWS)
-        require_non_negative(noise_std=self.noise_std)
+        require_at_least(0, noise_std=self.noise_std)
 
     def perturb(self, tensors: Params, *, rng: Rng, report: Report) -> Params:
         report("noise_std", self.noise_std)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params, State
 from leaktight.defenses.perturbation import (
     percentile_value,
     require_finite,
-    require_non_negative,
     require_share,
     widened,
 )
@@ -65,7 +65,7 @@ class Outpost(Defense):
 
     def __post_init__(self) -> None:
         require_share(noise_share=self.noise_share, prune_share=self.prune_share)
-        require_non_negative(noise_scale=self.noise_scale, decay=self.decay)
+        require_at_least(0, noise_scale=self.noise_scale, decay=self.decay)
         require_choice("count", self.count, ("all_rounds", "round"))
         require_choice("fisher", self.fisher, ("column", "element"))
         require_choice("variant", self.variant, ("paper", "code"))

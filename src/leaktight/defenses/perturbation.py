@@ -69,13 +69,6 @@ def require_share(**settings: float) -> None:
             raise ValueError(f"expected {name} in [0, 1], got {value}")
 
 
-def require_non_negative(**settings: float) -> None:
-    """Raise ValueError unless all these settings are finite numbers >= 0."""
-    for name, value in settings.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"expected {name} >= 0, got {value}")
-
-
 def percentile_value(values: npt.NDArray[np.floating], share: float) -> np.floating:
     """The smallest of the values that is not below their percentile.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import nn
 
-from leaktight.core.errors import ModelError
+from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.protocols import ClientFacts, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.types import State
@@ -32,10 +31,8 @@ class Precode(Defense):
     penalty_weight: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.latent_size < 1:
-            raise ValueError(f"expected latent_size >= 1, got {self.latent_size}")
-        if not (math.isfinite(self.penalty_weight) and self.penalty_weight >= 0):
-            raise ValueError(f"expected penalty_weight >= 0, got {self.penalty_weight}")
+        require_at_least(1, latent_size=self.latent_size)
+        require_at_least(0, penalty_weight=self.penalty_weight)
 
     def prepare(self, model: nn.Module, *, rng: Rng) -> nn.Module:
         return insert_bottleneck(model, self.latent_size, self.penalty_weight, rng=rng)

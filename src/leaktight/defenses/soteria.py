@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import LeaktightError, ModelError
+from leaktight.core.errors import LeaktightError, ModelError, require_at_least
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
 from leaktight.core.rng import Rng
@@ -15,7 +15,6 @@ from leaktight.core.types import Params, State
 from leaktight.defenses.perturbation import (
     below_percentile,
     require_finite,
-    require_non_negative,
     require_share,
     widened,
 )
@@ -50,7 +49,7 @@ class Soteria(Defense):
 
     def __post_init__(self) -> None:
         require_share(prune_share=self.prune_share)
-        require_non_negative(epsilon=self.epsilon)
+        require_at_least(0, epsilon=self.epsilon)
 
     @property
     def takes(self) -> frozenset[type[Inputs]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.inputs import ALL_INPUTS
+from leaktight.core.own import is_own
 from leaktight.core.protocols import Metric
 from leaktight.metrics import legacy
 from leaktight.metrics.features import FeatureMse, feature_mse
@@ -145,7 +146,7 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
 
 def metric_spec(name: str) -> MetricSpec:
     """The metric of this name: of `METRICS`, or "package.module:name" for one of the user's own."""
-    if ":" in name:
+    if is_own(name):
         return own_spec(name)
     if name not in METRICS:
         raise UsageError(f"expected the name of a metric, got {name!r}; {suggestion(name, METRICS)}")

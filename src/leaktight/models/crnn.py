@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import ModelError
+from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.kernels import quick_kernels
-from leaktight.models.source import Network, require_positive
+from leaktight.models.source import Network
 
 _NORM_EPS, _NORM_MOMENTUM = 1e-3, 0.01  # Keras's values; PyTorch's momentum is 1 - Keras's
 
@@ -128,7 +128,7 @@ class Crnn(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(width=self.width, units=self.units)
+        require_at_least(1, width=self.width, units=self.units)
 
     def network(self, inputs: Images, num_classes: int) -> nn.Module:
         if inputs.height < 32 or inputs.width < 8:

@@ -20,13 +20,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from leaktight.core.errors import ModelError
+from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.own import check_target
 from leaktight.core.tensors import buffers_of, cloned
 from leaktight.core.types import Params
 from leaktight.models.initialise import load_weights, read_weights
-from leaktight.models.source import reason, require_choice, require_positive
+from leaktight.models.source import reason, require_choice
 from leaktight.models.user import built_by
 
 Output: TypeAlias = Literal["tanh", "unit"]
@@ -136,7 +136,7 @@ class MlpGan(GeneratorSource):
     shape: tuple[int, int, int] = (1, 28, 28)
 
     def __post_init__(self) -> None:
-        require_positive(shape=min(self.shape))
+        require_at_least(1, shape=min(self.shape))
 
     def read(self) -> Generator:
         sizes = [tensor.shape for tensor in _in_order(read_weights(Path(self.path))) if tensor.ndim == 2]
@@ -168,7 +168,7 @@ class OwnGenerator(GeneratorSource):
 
     def __post_init__(self) -> None:
         check_target(self.target)
-        require_positive(latent=self.latent, num_classes=1 if self.num_classes is None else self.num_classes)
+        require_at_least(1, latent=self.latent, num_classes=self.num_classes)
         require_choice("output", self.output, get_args(Output))
 
     def read(self) -> Generator:

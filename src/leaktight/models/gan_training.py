@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.errors import LeaktightError, UsageError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng, global_seed
 from leaktight.models.gan import DcganNetwork
-from leaktight.models.source import require_choice, require_positive
+from leaktight.models.source import require_choice
 from leaktight.runtime.processes import one_thread
 
 GanKind: TypeAlias = Literal["dcgan", "wgan_gp"]
@@ -54,9 +54,8 @@ class GanTraining:
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, get_args(GanKind))
-        require_positive(epochs=1 if self.epochs is None else self.epochs, latent=self.latent, width=self.width)
-        if self.batch_size < 2:
-            raise ValueError(f"expected batch_size >= 2, got {self.batch_size}")
+        require_at_least(1, epochs=self.epochs, latent=self.latent, width=self.width)
+        require_at_least(2, batch_size=self.batch_size)
         if not self.learning_rate > 0:
             raise ValueError(f"expected learning_rate > 0, got {self.learning_rate}")
         if not 0 <= self.average < 1:

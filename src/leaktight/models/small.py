@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import ModelError
+from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.inputs import Images
-from leaktight.models.source import ACTIVATIONS, Activation, Network, num_features, require_choice, require_positive
+from leaktight.models.source import ACTIVATIONS, Activation, Network, num_features, require_choice
 
 
 class FeedForward(nn.Module):
@@ -144,7 +144,7 @@ class ShallowCnn(Network):
         require_choice("activation", self.activation, ACTIVATIONS)
         if len(self.channels) != 2:
             raise ValueError(f"expected channels of 2 numbers, one per convolution, got {self.channels}")
-        require_positive(channels=min(self.channels), hidden=self.hidden)
+        require_at_least(1, channels=min(self.channels), hidden=self.hidden)
 
     def network(self, inputs: Images, num_classes: int) -> nn.Module:
         act = ACTIVATIONS[self.activation]

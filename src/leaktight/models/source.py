@@ -95,13 +95,6 @@ def require_choice(name: str, value: str, valid: Collection[str]) -> None:
         raise ValueError(f"expected {name} to be one of {', '.join(valid)}, got {value!r}; {suggestion(value, valid)}")
 
 
-def require_positive(**settings: int) -> None:
-    """Raise ValueError unless all these settings are at least 1."""
-    for name, value in settings.items():
-        if value < 1:
-            raise ValueError(f"expected {name} >= 1, got {value}")
-
-
 def reason(error: BaseException) -> str:
     """The first line of another library's error, to quote in one of ours."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]

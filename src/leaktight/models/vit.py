@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import ModelError
+from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.inputs import Images
-from leaktight.models.source import Network, require_positive
+from leaktight.models.source import Network
 
 
 class SelfAttention(nn.Module):
@@ -119,8 +119,13 @@ class Vit(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(
-            patch_size=self.patch_size, depth=self.depth, width=self.width, heads=self.heads, mlp_width=self.mlp_width
+        require_at_least(
+            1,
+            patch_size=self.patch_size,
+            depth=self.depth,
+            width=self.width,
+            heads=self.heads,
+            mlp_width=self.mlp_width,
         )
         if self.width % self.heads:
             raise ValueError(f"expected width to be a multiple of heads, got width {self.width}, heads {self.heads}")

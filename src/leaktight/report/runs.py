@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leaktight.core.errors import UsageError
+from leaktight.results.folder import RunFolder
 from leaktight.results.schema import (
     SCHEMA_VERSION,
     Cell,
@@ -62,7 +63,7 @@ def load_run(path: Path) -> Run:
         trials=trials,
         config=read_text(path / "config.toml"),
         environment=environment,
-        command=read_text(path / "command.txt").strip() or recorded or " ".join(environment.command),
+        command=read_text(RunFolder(path).command).strip() or recorded or " ".join(environment.command),
         finished=summary is not None,
     )
 

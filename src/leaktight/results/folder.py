@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def command(self) -> Path:
+        """The call that started the run."""
+        return self.path / "command.txt"
+
+    @property
     def secret(self) -> Path:
         return self.path / "secret.key"
 

@@ -36,6 +36,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def num_processes(workers: int | None) -> int:
+    """The number of processes that do the work for an option `workers`: 0 is this process alone, None one per core."""
+    return available_cores() if workers is None else max(workers, 1)
+
+
 def in_worker() -> bool:
     """Whether this is a worker process, which should start no others."""
     return bool(_worker)
@@ -105,9 +110,9 @@ class Alone:
                 _worker.update(before)
 
 
-def on_this_machine(number: int | None) -> Executor:
-    """An executor with this many processes (None: one for every core); with one, it is this process."""
-    number = number or available_cores()
+def on_this_machine(workers: int | None) -> Executor:
+    """An executor with this many processes (None: one for every core); with none or one, it is this process."""
+    number = num_processes(workers)
     return Inline() if number == 1 else Processes(number)
 
 

@@ -20,7 +20,7 @@ from leaktight.engines.flower.server import make_server_app, play, run_name
 from leaktight.engines.inprocess import AfterRound, OnReports
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.runtime.processes import available_cores
+from leaktight.runtime.processes import num_processes
 
 START_SECONDS = 600.0
 """The longest time for Ray to start."""
@@ -73,7 +73,7 @@ def simulate(
 
 def backend(workers: int | None) -> dict[str, dict[str, ConfigRecordValues]]:
     """Settings of Ray: one process per worker, and no log."""
-    cores = workers or available_cores()
+    cores = num_processes(workers)
     return {
         "init_args": {"num_cpus": cores, "logging_level": logging.ERROR, "log_to_driver": False},
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
