@@ -288,6 +288,16 @@ class Attack(ABC):
         """How it comes by the labels of its guess."""
         return "not needed"
 
+    @property
+    def searches(self) -> bool:
+        """Whether it minimises a loss of its own, so that a loss that does not fall is a failure."""
+        return True
+
+    @property
+    def joins_rounds(self) -> bool:
+        """Whether it uses several updates of one client; others are given the last one alone."""
+        return False
+
     def pinned(self, *, onednn: bool) -> Attack:
         """The attack with everything fixed that would otherwise depend on the machine, such as timed choices.
 

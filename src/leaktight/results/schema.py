@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from leaktight.core.errors import ResultsError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: one verdict a defense, in new words; validity, ranks and tracks of trials."""
 UNDEFENDED = "none"
 """The name of the undefended federation in results."""
 VARIES: Literal["varies"] = "varies"
@@ -22,7 +23,17 @@ VARIES: Literal["varies"] = "varies"
 
 Direction = Literal["high", "low"]
 Role = Literal["attack", "control"]
-Word = Literal["leaks", "partly", "not-found", "cannot-conclude"]
+Track = Literal["diagnostic", "production"]
+"""diagnostic: an update that is easy to attack. production: one of the federation's own training."""
+Level = Literal["reconstructed", "identified", "labels-read"]
+Word = Literal["reconstructed", "identified", "labels-read", "cannot-conclude", "nothing-found"]
+WORDS: tuple[Word, ...] = get_args(Word)
+"""From the most severe to the least."""
+FALLEN = 0.99
+"""The largest share of its first loss at which the loss of a search has fallen."""
+
+_EXACT = 1e-8
+"""Losses up to this are as good as 0."""
 
 _LOW_LEAKS = frozenset(
     {"mse", "lpips_alex", "lpips_vgg", "mse_r", "grnn_mae", "thesis_mse_255", "fedkl_rmse", "plato_min_mse"}
@@ -50,6 +61,14 @@ def _readable(version: int) -> int:
     if version < 1:
         raise ValueError("expected a version from 1")
     return version
+
+
+_OLD_WORDS: Mapping[object, Word] = {"leaks": "reconstructed", "partly": "identified", "not-found": "nothing-found"}
+"""The words of version 1, and what comes nearest to them."""
+
+
+def _word(value: object) -> object:
+    return _OLD_WORDS.get(value, value)
 
 
 Version = Annotated[int, AfterValidator(_readable)]
@@ -118,8 +137,23 @@ class Pictures(Record):
     count: int = Field(ge=1)
 
 
+class Rank(Record):
+    """The place of the victim among itself and `decoys` others by closeness to the guess; 1 for the closest."""
+
+    place: int = Field(ge=1)
+    decoys: int = Field(ge=1)
+
+    @property
+    def chance(self) -> float:
+        """The probability of this place or a better one for a guess that does not depend on the victim."""
+        return self.place / (self.decoys + 1)
+
+
 class TrialHead(Record):
-    """The fields of a trial that are known before it runs. model_accuracy: of the attacked model."""
+    """The fields of a trial that are known before it runs.
+
+    searches: whether the attack minimises a loss of its own. model_accuracy: of the attacked model.
+    """
 
     schema_version: Version
     id: str
@@ -129,6 +163,8 @@ class TrialHead(Record):
     defense: str
     defense_settings: dict[str, Plain] = {}
     adaptive: bool
+    track: Track = "diagnostic"
+    searches: bool = True
     trial: int
     round: int
     client: str
@@ -140,21 +176,32 @@ class TrialHead(Record):
 class TrialOutcome(Record):
     """The result of a trial.
 
-    scores: by metric, one number per true example; None for a metric that cannot be computed here. metrics: which way
-    each leaks. label_accuracy: None if labels were given. labels: those of the guess. first_loss, loss: of the attack's
-    search at its start and end. update_changed: whether the defense changed the update.
+    examples: a digest of the true examples. guesses: the number that the attack returned; only as many as there are
+    examples were scored. scores: by metric, one number per true example; None for a metric that cannot be computed
+    here. metrics: which way each leaks. rank: of the victim among decoys of its classes. decoy_scores: by metric, for
+    each example the closest decoy's score. label_accuracy: None if labels were given. label_chance: the probability of
+    that accuracy for a guess without the update; blind_labels: the mean accuracy of such guesses. labels: those of the
+    guess. first_loss, loss: of the attack's search at its start and end. update_changed: whether the defense changed
+    the update. client_seconds: the time of the client's round.
     """
 
     status: Literal["done", "failed"] = "done"
     error: str | None = None
     ledger: Ledger = Ledger()
+    examples: str | None = None
+    guesses: int | None = None
     scores: dict[str, tuple[Figure, ...] | None] = {}
     metrics: dict[str, MetricNote] = {}
+    rank: Rank | None = None
+    decoy_scores: dict[str, tuple[Figure, ...]] = {}
     label_accuracy: Figure = None
+    label_chance: Figure = None
+    blind_labels: Figure = None
     labels: tuple[int, ...] | None = None
     loss: Figure = None
     first_loss: Figure = None
     update_changed: bool | None = None
+    client_seconds: Figure = None
     images: Pictures | None = None
 
 
@@ -170,6 +217,24 @@ class Trial(TrialHead, TrialOutcome):
 
     def leaks_when(self, metric: str) -> Direction:
         return leaks_when(metric, self.metrics)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the trial says nothing about its victim, in words; None for a valid trial."""
+        if self.status == "failed":
+            return "ended in an error"
+        missing = any(score is None for scores in self.scores.values() if scores is not None for score in scores)
+        if missing or (self.searches and self.role == "attack" and self.loss is None):
+            return "gave values that are not finite"
+        if self.searches and self.stuck:
+            return "its own loss did not fall"
+        return None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the attack's own loss has not fallen."""
+        first, last = self.first_loss, self.loss
+        return first is not None and last is not None and abs(first) > _EXACT and last > FALLEN * first
 
 
 class Score(Record):
@@ -201,21 +266,40 @@ class _Scored(Record):
         return self.model_copy(update=scores)
 
 
+class Test(Record):
+    """A test over victims of "the guess does not depend on the update".
+
+    chance: the probability of so good a result or a better one if that is true. corrected: for all tests of the run.
+    """
+
+    victims: int
+    chance: float
+    corrected: float
+
+
 class Cell(_Scored):
     """One attack on one defense, over all its trials.
 
-    success_rate: the share of finished trials that leaked. control: by metric, the score of the best guess without the
-    update. first_loss, loss, labels: of an inspection's only trial.
+    valid: trials without a fault; faults: the number of the others by reason. reconstructed: valid trials that
+    reconstructed their victim. success_rate: their share. identification, label_reading: tests over the valid trials.
+    control: by metric, the score of the best guess without the update. first_loss, loss, labels: of an inspection's
+    only trial.
     """
 
     attack: str
     role: Role
     defense: str
     adaptive: bool
+    track: Track = "diagnostic"
     threat: Threat
     trials: int
     failed: int
+    valid: int | None = None
+    faults: dict[str, int] = {}
+    reconstructed: int | None = None
     success_rate: Figure = None
+    identification: Test | None = None
+    label_reading: Test | None = None
     control: dict[str, Figure] = {}
     seconds: Figure = None
     flags: tuple[str, ...] = ()
@@ -230,20 +314,71 @@ class Cell(_Scored):
         return max(self.trials - self.failed, 0)
 
     @property
+    def judged(self) -> int:
+        """The number of trials that the success rate is about: the valid ones; in old files the finished ones."""
+        return self.done if self.valid is None else self.valid
+
+    @property
     def leaked(self) -> int | None:
-        """The number of trials that leaked; None if not judged."""
-        return None if self.success_rate is None else round(self.success_rate * self.done)
+        """The number of trials that reconstructed their victim; None if not judged."""
+        return None if self.success_rate is None else round(self.success_rate * self.judged)
+
+
+class AttackerVerdict(Record):
+    """What one attack found. victims: with valid trials. reconstructed: how many of them."""
+
+    attack: str
+    adaptive: bool
+    threat: Threat
+    verdict: Annotated[Word, BeforeValidator(_word)]
+    because: str
+    victims: int
+    reconstructed: int
 
 
 class Verdict(Record):
-    """The conclusion about a defense. worst_attack: the strongest attack. trial_id: its most leaking trial."""
+    """The conclusion about a defense: the worst over attackers and victims.
+
+    threat: of the strongest attacker. because: the evidence. advice: what to do if nothing can be concluded, else "".
+    victims: those that the conclusion rests on. below: "nothing-found" claims with 95 % confidence that fewer than this
+    share of victims are reconstructed. worst_attack: the strongest attack. trial_id: its most leaking trial.
+    attackers: every attack by itself, the strongest first.
+    """
 
     defense: str
+    track: Track = "diagnostic"
     threat: Threat
-    verdict: Word
+    verdict: Annotated[Word, BeforeValidator(_word)]
     because: str
+    advice: str = ""
+    victims: int | None = None
+    below: Figure = None
     worst_attack: str | None = None
     trial_id: str | None = None
+    attackers: tuple[AttackerVerdict, ...] = ()
+
+
+class Answer(Record):
+    """The result in five sentences."""
+
+    leaks: str
+    to_whom: str
+    how_sure: str
+    helps: str
+    costs: str
+
+
+class Spending(Record):
+    """What a run spent. planned: the most trials that its rule could have asked for. budget: in minutes, or None.
+
+    ended: why no further trials were run.
+    """
+
+    trials: int
+    planned: int
+    minutes: float
+    budget: Figure = None
+    ended: Literal["decided", "all trials", "budget"]
 
 
 class FlagPlace(Record):
@@ -314,7 +449,9 @@ class Moment(_Scored):
 class Summary(Record):
     """`summary.json` of an audit, a trade-off or an inspection.
 
-    scenario: facts for readers. leaked_if: what counts as a leak. ledger: the conditions that all attacks share.
+    scenario: facts for readers. answer: the result in five sentences. leaked_if: when a trial reconstructed its victim.
+    confidence: the share of victims that "nothing-found" has to stay below. spending: of trials and time. digest: of
+    all trials, see `leaktight verify`. ledger: the conditions that all attacks share.
     training_failed: by defense, why training failed. over_time: None unless several rounds were attacked.
     truth_given: False for an inspection without the true images.
     """
@@ -324,8 +461,12 @@ class Summary(Record):
     command: str = ""
     scenario: dict[str, Plain] = {}
     cells: tuple[Cell, ...]
+    answer: Answer | None = None
     metrics: dict[str, MetricNote] = {}
     leaked_if: str = ""
+    confidence: Figure = None
+    spending: Spending | None = None
+    digest: str | None = None
     verdicts: tuple[Verdict, ...] = ()
     flags: tuple[Flag, ...] = ()
     ledger: Ledger = Ledger()
