@@ -8,8 +8,9 @@ from torch import nn
 
 from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
 from leaktight.audits.checks import FALLEN, Evidence, Raised, raise_flags
+from leaktight.audits.plan import LABELS_FOUND
 from leaktight.audits.run import Watcher, cell_of, run_missing
-from leaktight.audits.trial import LABELS_FOUND, threat_of
+from leaktight.audits.trial import threat_of
 from leaktight.audits.verdict import judge_defense
 from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured
