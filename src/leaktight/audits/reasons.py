@@ -11,9 +11,9 @@ from leaktight.report.words import counted, listed
 from leaktight.results.schema import Level, Test
 
 REMEDIES: Mapping[str, str] = {
-    "ended in an error": "read the errors of the failed trials and repair their cause",
-    "gave values that are not finite": 'lower the step size of the attack, or set its precision = "float64"',
-    "its own loss did not fall": "give the attack more iterations, another step size or more restarts",
+    "ended in an error": "Read the errors of the failed trials and repair their cause",
+    "gave values that are not finite": 'Lower the step size of the attack, or set its precision = "float64"',
+    "its own loss did not fall": "Give the attack more iterations, another step size or more restarts",
 }
 """What to do about a fault of trials."""
 
