@@ -188,14 +188,14 @@ class TrialRunner:
             return {}
         truth, place = truth_of(traces[-1], members), self.experiment.rng(spec.trial)
         behind = torch.cat([truth_of(trace, members).inputs for trace in traces])
-        decoys = self.decoys.draw(truth, behind, _generator(place.child("decoys")))
+        decoys = self.decoys.draw(truth, behind, judges_stream(place.child("decoys")))
         chances = Chances()
         if decoys is not None:
             chances["rank"], chances["decoy_scores"] = identify(judged.scored.inputs, truth.inputs, decoys)
         if spec.attack.value.labels_from in LABELS_FOUND:
             sizes = [len(traces[-1].clients[name].truth.examples) for name in members]
             blind = blind_labels(
-                judged.scored.targets, truth.targets, sizes, self.labels, _generator(place.child("labels"))
+                judged.scored.targets, truth.targets, sizes, self.labels, judges_stream(place.child("labels"))
             )
             chances["label_accuracy"] = judged.label_accuracy
             chances["label_chance"], chances["blind_labels"] = blind
@@ -266,7 +266,7 @@ class TrialRunner:
         return not _equal(plain.client(victim).train_round(request, None).trained.update.tensors, sent)
 
 
-def _generator(place: Rng) -> np.random.Generator:
+def judges_stream(place: Rng) -> np.random.Generator:
     """A stream for the judge's own draws, which cannot be computed from a seed."""
     return np.random.default_rng(int.from_bytes(place.secret_bytes(), "big"))
 
