@@ -59,7 +59,7 @@ class Chances(TypedDict, total=False):
     """Fields of `TrialOutcome` that compare a guess with guesses without the update."""
 
     rank: Rank
-    decoy_scores: dict[str, tuple[float, ...]]
+    decoy_scores: dict[str, tuple[float | None, ...]]
     label_accuracy: float
     label_chance: float
     blind_labels: float
