@@ -2,8 +2,8 @@
 
 **A trial reconstructs its victim** if one of its examples is. An example is reconstructed if its guess is close to it,
 much closer than the best guess of the negative controls, which know everything but the update, and closer to it than to
-every decoy: SSIM of at least 0.6 and at least 0.2 above the controls', or PSNR of at least 20 dB and at least 6 dB above
-theirs. It is exact if PSNR is at least 30 dB and 10 dB above that of every control and decoy.
+every decoy: SSIM of at least 0.6 and at least 0.2 above the controls', or PSNR of at least 20 dB and at least 6 dB
+above theirs. It is exact if PSNR is at least 30 dB and 10 dB above that of every control and decoy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The verdict on a defense: the worst over attackers and victims, as one of five words with its reason.
 
-- **reconstructed**: an attack reconstructed a victim (`audits.cells`), and this is no coincidence: its guesses are closer
-  to their victims than to decoys (identification), or one of them is exact.
+- **reconstructed**: an attack reconstructed a victim (`audits.cells`), and this is no coincidence: its guesses are
+  closer to their victims than to decoys (identification), or one of them is exact.
 - **identified**: no victim was reconstructed, but the guesses are closer to their victims than to decoys.
 - **labels-read**: neither, but an attack that was not given the labels read more of them than a guess would.
 - **nothing-found**: none of these, by any attack that works without the defense, on so many victims that fewer than
   `confidence` of all victims are reconstructed, with 95 % confidence.
-- **cannot-conclude**: none of these, and too few valid trials of the attacks, or of the same attacks without the defense.
+- **cannot-conclude**: none of these, and too few valid trials of the attacks, or of them without the defense.
 
 Tests are exact for attacks that ignore the update, and corrected so that a run says more than nothing-found of such
 attacks in at most 5 % of cases. Verdicts rest on valid trials alone (`Trial.fault`).
@@ -22,7 +22,17 @@ from leaktight.audits.cells import CellKey, CellTrials
 from leaktight.audits.reasons import count, faults, found, named, remedy, scores, share
 from leaktight.audits.statistics import ERROR, clear_chance, holm, upper_bound, victims_needed
 from leaktight.report.words import listed
-from leaktight.results.schema import UNDEFENDED, WORDS, AttackerVerdict, Level, Test, Track, Trial, Verdict, Word
+from leaktight.results.schema import (
+    UNDEFENDED,
+    WORDS,
+    AttackerVerdict,
+    Level,
+    Significance,
+    Track,
+    Trial,
+    Verdict,
+    Word,
+)
 
 MOST = 0.5
 """The least share of reconstructed victims for an attack to count as working."""
@@ -72,21 +82,21 @@ class Panel:
         return self._by_key[key]
 
     @cached_property
-    def identification(self) -> dict[CellKey, Test]:
+    def identification(self) -> dict[CellKey, Significance]:
         return self._tests["identification"]
 
     @cached_property
-    def label_reading(self) -> dict[CellKey, Test]:
+    def label_reading(self) -> dict[CellKey, Significance]:
         return self._tests["labels"]
 
     @cached_property
-    def _tests(self) -> dict[str, dict[CellKey, Test]]:
-        tests: dict[str, dict[CellKey, Test]] = {"identification": {}, "labels": {}}
+    def _tests(self) -> dict[str, dict[CellKey, Significance]]:
+        tests: dict[str, dict[CellKey, Significance]] = {"identification": {}, "labels": {}}
         for track in dict.fromkeys(cell.track for cell in self.attacks):
             chances = self._chances(track)
             for (kind, cell, chance), corrected in zip(chances, holm([each for *_, each in chances]), strict=True):
                 whole = min(1.0, self.looks * corrected)
-                tests[kind][cell.key] = Test(victims=len(cell.victims), chance=chance, corrected=whole)
+                tests[kind][cell.key] = Significance(victims=len(cell.victims), chance=chance, corrected=whole)
         return tests
 
     def _chances(self, track: Track) -> list[tuple[str, CellTrials, float]]:
@@ -107,7 +117,7 @@ class Panel:
             return "identified"
         return "labels-read" if self._passed(self.label_reading, cell) else None
 
-    def _passed(self, tests: Mapping[CellKey, Test], cell: CellTrials) -> bool:
+    def _passed(self, tests: Mapping[CellKey, Significance], cell: CellTrials) -> bool:
         return cell.key in tests and tests[cell.key].corrected <= ERROR
 
     def works(self, cell: CellTrials | None) -> bool:
@@ -145,15 +155,15 @@ class Panel:
         shared = _shared(cell, control)
         reason, advice = self._doubt(cell, control, shared)
         if reason:
-            return Finding(
-                cell, "cannot-conclude", f"{named(cell)} {reason}.", f"{advice[:1].upper()}{advice[1:]}.", len(shared)
-            )
-        return Finding(cell, "nothing-found", self._nothing(cell, control, len(shared)), victims=len(shared))
+            return Finding(cell, "cannot-conclude", f"{named(cell)} {reason}.", f"{advice}.", len(shared))
+        return Finding(cell, "nothing-found", self._nothing([cell], len(shared)), victims=len(shared))
 
     def _doubt(self, cell: CellTrials, control: CellTrials | None, shared: Sequence[int]) -> tuple[str, str]:
         """Why "found nothing" proves nothing, and what to do; two empty strings if it is proven."""
         if not cell.valid:
             return f"has no valid trial: {faults(cell)}", remedy(cell)
+        if cell.reconstructed:
+            return f"seems to reconstruct {share(cell)}, which may be chance", "Set more --trials"
         nothing = f"found nothing on {count(cell)}"
         asked = f"{self.needed} are needed to claim fewer than {100 * self.confidence:.0f} %"
         if self.cut and len(shared) < self.needed:
@@ -162,33 +172,32 @@ class Panel:
             if cell.defense == UNDEFENDED:
                 return (
                     f"{nothing}, though there is no defense: {scores(cell)}",
-                    "use a stronger attack or an easier update",
+                    "Use a stronger attack or an easier update",
                 )
             worked = "was not run" if control is None else f"reconstructs {share(control)}"
-            return f"{nothing}, but without the defense it {worked}", "use a stronger attack or an easier update"
+            return f"{nothing}, but without the defense it {worked}", "Use a stronger attack or an easier update"
         if len(shared) >= self.needed:
             return "", ""
         unchanged = sum(trial.update_changed is False for trial in cell.valid)
         if unchanged:
             return (
                 f"{nothing}, but the defense left the update unchanged in {unchanged} of {len(cell.valid)} trials",
-                "raise its strength, or attack a round in which it acts",
+                "Raise its strength, or attack a round in which it acts",
             )
         broken = next((each for each in (cell, control) if each is not None and each.faults), None)
         if broken is not None:
             whose = "" if broken is cell else " without the defense"
             return f"{nothing}, but trials{whose} are not valid: {faults(broken)}; {asked}", remedy(broken)
-        return (
-            f"{nothing}; {asked}",
-            f"set --trials {self.needed} or more, or --trials auto, or ask for less with --confidence",
-        )
+        return f"{nothing}; {asked}", f"Set --trials {self.needed}, or ask for less with --confidence"
 
-    def _nothing(self, cell: CellTrials, control: CellTrials | None, victims: int) -> str:
-        bound = 100 * upper_bound(0, victims)
-        where = "without the defense" if cell.defense != UNDEFENDED else "on the diagnostic updates"
+    def _nothing(self, cells: Sequence[CellTrials], victims: int) -> str:
+        """That these attacks found nothing; the scores of the first."""
+        where = "on diagnostic updates" if cells[0].defense == UNDEFENDED else "without the defense"
+        whose = "" if len(cells) == 1 else f" by {named(cells[0])}"
         return (
-            f"{named(cell)} reconstructed and identified none of {victims} victims (so with 95 % confidence it "
-            f"reconstructs fewer than {bound:.0f} % of all): {scores(cell)}; {where} it reconstructs {share(control)}."
+            f"{listed(named(cell) for cell in cells)} reconstructed and identified none of {victims} victims (so with "
+            f"95 % confidence fewer than {100 * upper_bound(0, victims):.0f} % of all would be reconstructed): "
+            f"{scores(cells[0])}{whose}; {where} it reconstructs {share(self.positive_control(cells[0]))}."
         )
 
     def verdicts(self) -> list[Verdict]:
@@ -226,21 +235,9 @@ class Panel:
             more = f" The same holds for {listed(named(each.cell) for each in doubtful[1:])}." if others else ""
             first = doubtful[0]
             return Finding(first.cell, first.word, first.because + more, first.advice, first.victims)
-        return self._joined(able)
-
-    def _joined(self, findings: Sequence[Finding]) -> Finding:
-        """Nothing-found by several attacks: the smallest number of victims counts."""
-        first, fewest = findings[0], min(each.victims for each in findings)
-        if len(findings) == 1:
-            return first
-        bound = 100 * upper_bound(0, fewest)
-        because = (
-            f"{listed(named(each.cell) for each in findings)} reconstructed and identified none of {fewest} victims "
-            f"(so with 95 % confidence each reconstructs fewer than {bound:.0f} % of all): {scores(first.cell)} by "
-            f"{named(first.cell)}; {'without the defense' if first.cell.defense != UNDEFENDED else 'on diagnostic updates'} "
-            f"it reconstructs {share(self.positive_control(first.cell))}."
-        )
-        return Finding(first.cell, first.word, because, victims=fewest)
+        fewest = min(each.victims for each in able)
+        because = self._nothing([each.cell for each in able], fewest)
+        return Finding(able[0].cell, "nothing-found", because, victims=fewest)
 
 
 def _attacker(finding: Finding) -> AttackerVerdict:
