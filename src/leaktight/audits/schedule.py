@@ -4,8 +4,8 @@ With a number of trials all of them are needed. `trials = "auto"` has two looks:
 
 1. Every attack on every defense has 5 victims.
 2. A defense is decided if one attack reconstructed all of its valid victims, at least 3. On the others, the attacks
-   that reconstructed a victim go on to 20 victims, or to as many as `confidence` needs; where none did, all attacks that
-   work without the defense, and their adaptive forms. So do the same attacks without the defense, and the controls.
+   that reconstructed a victim go on to 20 victims, or to as many as `confidence` needs; where none did, all attacks
+   that work without the defense, and their adaptive forms. So do the same attacks without it, and the controls.
 
 The second look depends on the trials of the first alone, so an interrupted run goes on as it would have.
 """
