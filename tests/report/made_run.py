@@ -36,9 +36,9 @@ from leaktight.results.schema import (
     Recommendation,
     Role,
     Score,
+    Significance,
     Spending,
     Summary,
-    Test,
     Threat,
     Track,
     Tradeoff,
@@ -192,7 +192,9 @@ class MadeRun:
             scores={} if error else {**found, "lpips_alex": None},
             metrics={} if error else NOTES,
             track=track,
-            rank=None if error or role == "control" else Rank(place=1 if share < (0.75 if before else 0.45) else 40, decoys=99),
+            rank=None
+            if error or role == "control"
+            else Rank(place=1 if share < (0.75 if before else 0.45) else 40, decoys=99),
             loss=1.0 if (defense, attack, trial) == STUCK else 0.1,
             examples=f"{trial:016x}",
             guesses=BATCH,
@@ -283,11 +285,14 @@ def cell(trials: Sequence[Trial]) -> Cell:
         failed=len(trials) - len(done),
         track=first.track,
         valid=len(valid),
+        victims=len(valid) if attack else None,
         faults=dict(faults),
         reconstructed=leaked if attack else None,
         success_rate=leaked / len(valid) if attack else None,
         identification=identification(valid) if attack else None,
-        label_reading=Test(victims=3, chance=1e-9, corrected=1e-8) if (first.attack, leaked) == ("agic", 0) else None,
+        label_reading=Significance(victims=3, chance=1e-9, corrected=1e-8)
+        if (first.attack, leaked) == ("agic", 0)
+        else None,
         control={"psnr": 7.25, "ssim": 0.01},
         seconds=2.5,
         flags=("trials-failed",) if len(done) < len(trials) else (),
@@ -299,9 +304,9 @@ def leak_of(entry: Cell) -> float:
     return entry.worst_of("ssim") or 0.0
 
 
-def identification(trials: Sequence[Trial]) -> Test:
+def identification(trials: Sequence[Trial]) -> Significance:
     chance = math.prod(trial.rank.chance for trial in trials if trial.rank)
-    return Test(victims=len(trials), chance=chance, corrected=min(1.0, 10 * chance))
+    return Significance(victims=len(trials), chance=chance, corrected=min(1.0, 10 * chance))
 
 
 def word(entry: Cell) -> Word:

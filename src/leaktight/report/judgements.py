@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from leaktight.report.words import VERDICTS, counted, percent, seconds
 from leaktight.results.schema import (
     Answer,
     AttackerVerdict,
     Cell,
+    Significance,
     Spending,
-    Test,
+    Summary,
     Track,
     Verdict,
     Word,
@@ -60,6 +62,13 @@ def verdict_words(word: Word, version: int) -> str:
     ('Identified', 'Leaks in part')
     """
     return EARLIER.get(word, VERDICTS[word]) if version == 1 else VERDICTS[word]
+
+
+def tracks_of(summary: Summary) -> tuple[Track, ...]:
+    """The tracks that the run has, diagnostic first."""
+    found = {entry.track for entry in (*summary.cells, *summary.verdicts)}
+    order: tuple[Track, ...] = get_args(Track)
+    return tuple(track for track in order if track in found)
 
 
 def answer_lines(answer: Answer) -> list[tuple[str, str]]:
@@ -113,19 +122,19 @@ def chance_words(chance: float) -> str:
     return "< 0.1 %" if chance < 0.001 else percent(chance, 1 if chance < 0.1 else 0)
 
 
-def identification_words(test: Test, among: int | None) -> str:
+def identification_words(test: Significance, among: int | None) -> str:
     """Whether the victims were picked out. among: the number of candidates, the victim included.
 
-    >>> identification_words(Test(victims=5, chance=1e-9, corrected=1e-8), 100)
+    >>> identification_words(Significance(victims=5, chance=1e-9, corrected=1e-8), 100)
     'picked out of 100; by chance < 0.1 %'
-    >>> identification_words(Test(victims=5, chance=0.2, corrected=0.4), 100)
+    >>> identification_words(Significance(victims=5, chance=0.2, corrected=0.4), 100)
     'not picked out of 100; by chance 40 %'
     """
     found = "picked" if test.corrected <= SIGNIFICANT else "not picked"
     return f"{found} out of {among or 'others'}; by chance {chance_words(test.corrected)}"
 
 
-def label_words(test: Test) -> str:
+def label_words(test: Significance) -> str:
     """Whether the labels were read."""
     found = "labels read" if test.corrected <= SIGNIFICANT else "labels not read"
     return f"{found}; by chance {chance_words(test.corrected)}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 from leaktight.report.cards import Card, cards_of, one_a_defense
-from leaktight.report.judgements import TRACKS, answer_lines, spending_facts
+from leaktight.report.judgements import TRACKS, answer_lines, spending_facts, tracks_of
 from leaktight.report.matrix import (
     Column,
     Group,
@@ -124,13 +123,6 @@ def build_page(run: Run) -> Page:
         flags=_flags_by_code(summary.flags),
         failed=tuple(trial for trial in run.trials if trial.status == "failed"),
     )
-
-
-def tracks_of(summary: Summary) -> tuple[Track, ...]:
-    """The tracks that the run has, diagnostic first."""
-    found = {entry.track for entry in (*summary.cells, *summary.verdicts)}
-    order: tuple[Track, ...] = get_args(Track)
-    return tuple(track for track in order if track in found)
 
 
 def _part(track: Track, run: Run, album: Album, *, several: bool) -> Part:
