@@ -90,8 +90,7 @@ def run_audit(
         tradeoff=tradeoff.weigh(rows, concluded) if weigh else None,
         over_time=over_time(trials, experiment.seed),
     )
-    folder.write_summary(summary)
-    return summary
+    return folder.write_summary(summary)
 
 
 def run_missing(

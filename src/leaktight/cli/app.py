@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from leaktight import __version__
-from leaktight.cli import audit, data, flower, generator, inspect, listing, report, train
+from leaktight.cli import audit, data, flower, generator, inspect, listing, report, train, verify
 from leaktight.core.errors import LeaktightError, UsageError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("audit", help=audit.AUDIT_HELP)(audit.command)
 app.command("tradeoff", help=audit.TRADEOFF_HELP)(audit.command)
 app.command("inspect")(inspect.command)
 app.command("report")(report.command)
+app.command("verify")(verify.command)
 app.command("list")(listing.command)
 app.command("data")(data.command)
 

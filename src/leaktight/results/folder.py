@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import filelock
 
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
 from leaktight.core.files import without_secrets, write_atomically, write_private
 from leaktight.core.keys import KEY_BYTES, parse_key
+from leaktight.results.digest import MANIFEST, sealed
 from leaktight.results.schema import Environment, Summary, TrainingSummary
+
+S = TypeVar("S", Summary, TrainingSummary)
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -75,8 +79,13 @@ class RunFolder:
     def started(self) -> bool:
         return self.config.exists()
 
-    def write_summary(self, summary: Summary | TrainingSummary) -> None:
+    def write_summary(self, summary: S) -> S:
+        """Write the summary, and return it as written: that of an audit or an inspection has the run's digest."""
+        if isinstance(summary, Summary):
+            summary, manifest = sealed(self.path, summary)
+            write_atomically(self.path / MANIFEST, json.dumps(manifest.document(), indent=1))
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
+        return summary
 
 
 @contextmanager
