@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 success, 1 failure, 2 bad usage or config, 130 interrupted.
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad usage or config, 3 a leak (--fail-on), 130 interrupted.
 
 Slow modules are imported when a command runs.
 """
@@ -13,7 +13,7 @@ import typer
 
 from leaktight import __version__
 from leaktight.cli import audit, data, flower, generator, inspect, listing, report, train, verify
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
 
 app = typer.Typer(
     name="leaktight",
@@ -58,4 +58,4 @@ def main() -> None:
         sys.exit(130)
     except LeaktightError as error:
         print(f"leaktight: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, LeakFoundError) else 1)

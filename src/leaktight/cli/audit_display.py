@@ -78,7 +78,7 @@ def run_and_print(
     workers: str | None,
     as_json: bool,
     rounds: int = 0,
-) -> None:
+) -> Summary:
     """Run in the folder `out` with a display of the progress, then print the summary by `show` or as JSON."""
     errors, path = Console(stderr=True), planned.folder(out, resume=resume)
     display = AuditDisplay(rounds, errors)
@@ -92,6 +92,7 @@ def run_and_print(
         files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
         say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
     check_something_ran(summary)
+    return summary
 
 
 def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
