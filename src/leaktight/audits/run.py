@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from leaktight.audits import tradeoff
-from leaktight.audits.cells import LEAKED_IF, CellTrials, Interval, gather
-from leaktight.audits.checks import Evidence, Raised, raise_flags
+from leaktight.audits.answer import answer
+from leaktight.audits.cells import LEAKED_IF, gather
+from leaktight.audits.checks import Evidence, raise_flags
 from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import Experiment
 from leaktight.audits.states import prepare_states
+from leaktight.audits.summary import cell_of, over_time
 from leaktight.audits.trial import Finished
-from leaktight.audits.verdict import verdicts
+from leaktight.audits.verdict import Panel
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import (
     SCHEMA_VERSION,
-    Cell,
-    Moment,
     Plain,
     Round,
-    Score,
     Summary,
     Trial,
     common_ledger,
@@ -29,8 +28,7 @@ from leaktight.results.schema import (
 from leaktight.results.store import TrialStore, open_store
 from leaktight.runtime.executor import Executor, Work
 
-ALWAYS = ("psnr", "mse", "ssim", "lpips_alex")
-"""Metrics that every cell has, null where they were not computed."""
+CONFIDENCE = 0.15
 
 
 class Watcher:
@@ -68,27 +66,31 @@ def run_audit(
     runner = TrialRunner(experiment, states.packed, states.accuracy, states.failed)
     run_missing(runner, [spec.id for spec in experiment.trials], store, executor, watcher)
     trials = [store.trials[spec.id] for spec in experiment.trials]
-    cells = gather(trials, experiment.seed)
-    raised = raise_flags(Evidence(cells, easier_than_training(experiment)))
-    concluded = verdicts(cells)
+    cells = gather(trials)
+    panel = Panel(cells, CONFIDENCE)
+    raised = raise_flags(Evidence(panel, easier_than_training(experiment)))
+    concluded = panel.verdicts()
     rows = [
         tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name))
         for each in (experiment.defenses if weigh else ())
     ]
+    weighed = tradeoff.weigh(rows, concluded) if weigh else None
     summary = Summary(
         schema_version=SCHEMA_VERSION,
         run=str(folder.path),
         command=command,
         scenario=dict(scenario),
-        cells=tuple(cell_of(cell, raised) for cell in cells),
+        answer=answer(concluded, cells, weighed),
+        cells=tuple(cell_of(cell, panel, raised) for cell in cells),
         metrics=metrics_of(trials),
         leaked_if=LEAKED_IF,
+        confidence=CONFIDENCE,
         verdicts=tuple(concluded),
         flags=tuple(each.flag for each in raised),
         ledger=common_ledger(trials),
         training_failed=dict(states.failed),
-        tradeoff=tradeoff.weigh(rows, concluded) if weigh else None,
-        over_time=over_time(trials, experiment.seed),
+        tradeoff=weighed,
+        over_time=over_time(trials),
     )
     return folder.write_summary(summary)
 
@@ -124,60 +126,3 @@ def easier_than_training(experiment: Experiment) -> str | None:
         f"attacked: {less} examples in {fewer} steps of {attacked.batch_size}; "
         f"training: {used} examples in {steps} steps of {local.batch_size}"
     )
-
-
-def cell_of(cell: CellTrials, raised: Sequence[Raised]) -> Cell:
-    """A cell of `summary.json`. raised: the checks of the whole run."""
-    found = Cell(
-        attack=cell.attack,
-        role=cell.role,
-        defense=cell.defense,
-        adaptive=cell.adaptive,
-        threat=cell.threat,
-        trials=len(cell.trials),
-        failed=len(cell.trials) - len(cell.done),
-        success_rate=cell.success_rate if cell.role == "attack" else None,
-        control={metric: cell.control(metric) for metric in ("psnr", "ssim")},
-        seconds=sum(trial.seconds for trial in cell.trials) / len(cell.trials),
-        flags=tuple(dict.fromkeys(each.check.code for each in raised if each.finding.concerns(cell))),
-        trial_ids=tuple(trial.id for trial in cell.trials),
-    )
-    metrics = dict.fromkeys((*ALWAYS, *(name for trial in cell.done for name in trial.scores)))
-    labels = cell.label_accuracy()
-    read = None if labels is None else _score(labels, max(cell.labels_read))
-    return found.with_scores({**{name: _figure(cell, name) for name in metrics}, "label_accuracy": read})
-
-
-def over_time(trials: Sequence[Trial], seed: int) -> tuple[Moment, ...] | None:
-    """Leakage and accuracy by round; None unless several rounds were attacked."""
-    rounds = sorted({trial.round for trial in trials})
-    if len(rounds) < 2:
-        return None
-    moments = [
-        _moment(cell, number)
-        for number in rounds
-        for cell in gather([trial for trial in trials if trial.round == number], seed)
-        if cell.role == "attack" and cell.done
-    ]
-    return tuple(sorted(moments, key=lambda moment: (moment.defense, moment.attack, moment.round)))
-
-
-def _moment(cell: CellTrials, round_index: int) -> Moment:
-    return Moment(
-        defense=cell.defense,
-        attack=cell.attack,
-        adaptive=cell.adaptive,
-        round=round_index,
-        accuracy=cell.trials[0].model_accuracy,
-        success_rate=cell.success_rate,
-        trials=len(cell.done),
-    ).with_scores({name: _figure(cell, name) for name in ("psnr", "ssim")})
-
-
-def _figure(cell: CellTrials, metric: str) -> Score | None:
-    interval, worst = cell.interval(metric), cell.most_leaking(metric)
-    return None if interval is None or worst is None else _score(interval, cell.values(metric)[worst])
-
-
-def _score(interval: Interval, worst: float) -> Score:
-    return Score(mean=interval.mean, ci95=(interval.low, interval.high), worst=worst)
