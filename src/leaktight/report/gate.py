@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError, suggestion
-from leaktight.report.counted import Place, counted, severity, worst_verdicts
+from leaktight.report.verdicts import Place, deciding, severity, worst_verdicts
 from leaktight.results.schema import UNDEFENDED, WORDS, Summary, Verdict, Word
 
 GATES: Mapping[str, Word] = {"reconstructed": "reconstructed", "identified": "identified", "labels": "labels-read"}
@@ -28,7 +28,7 @@ def check_gate(summary: Summary, level: str) -> None:
     Verdicts on defended updates count, of all tracks; those on undefended ones only in a run without a defense.
     """
     limit = severity(GATES[level])
-    entries = counted(summary)
+    entries = deciding(summary)
     leaks = [f"{place}: {_found(entry)}" for place, entry in entries.items() if entry and _level(entry) <= limit]
     if leaks:
         raise LeakFoundError(f"--fail-on {level}: {'; '.join(leaks)}; see {summary.run}")
@@ -58,12 +58,16 @@ def _unsure(place: Place, entry: Verdict | None, summary: Summary) -> Iterator[s
         reason = summary.training_failed.get(place.defense)
         yield f"{place}: no verdict" + (f", training failed: {reason}" if reason else "")
     elif entry.verdict == "cannot-conclude":
-        yield f"{place}: cannot conclude, {entry.because.rstrip('.')}" + (f"; {entry.advice}" if entry.advice else "")
+        yield f"{place}: cannot conclude, {_sentences(entry.because, entry.advice)}"
     elif entry.verdict != "nothing-found":
         working = _working(summary)
         for each in entry.attackers:
             if each.verdict == "cannot-conclude" and each.attack in working:
-                yield f"{place}: cannot conclude on {each.attack}, {each.because.rstrip('.')}"
+                yield f"{place}: cannot conclude about {each.attack}, {_sentences(each.because)}"
+
+
+def _sentences(*sentences: str) -> str:
+    return " ".join(filter(None, sentences)).rstrip(".")
 
 
 def _working(summary: Summary) -> frozenset[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as Xml
 
 from leaktight import __version__
-from leaktight.report.counted import LEAKS, Place, cells_of, counted, worst_verdicts
+from leaktight.report.verdicts import LEAKS, Place, cells_of, deciding, worst_verdicts
 from leaktight.results.schema import AttackerVerdict, Cell, Summary, Verdict
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -20,7 +20,7 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def to_junit(summary: Summary) -> str:
     """The document of a finished run."""
-    entries, counting = worst_verdicts(summary), counted(summary)
+    entries, counting = worst_verdicts(summary), deciding(summary)
     root = Xml.Element("testsuites", name="leaktight")
     for track in dict.fromkeys(place.track for place in entries):
         suite = Xml.SubElement(root, "testsuite", name=f"leaktight {track}")

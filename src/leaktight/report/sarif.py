@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from leaktight import __version__
-from leaktight.report.counted import cells_of, counted, worst_verdicts
+from leaktight.report.verdicts import cells_of, deciding, worst_verdicts
 from leaktight.results.schema import Cell, Flag, Summary, Verdict, Word
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -88,7 +88,7 @@ def _rule(name: str, short: str, advice: str, level: str) -> Json:
 
 
 def _verdict_results(summary: Summary, config: str) -> Iterator[Json]:
-    counting, cells = counted(summary), cells_of(summary)
+    counting, cells = deciding(summary), cells_of(summary)
     for place, entry in worst_verdicts(summary).items():
         word: Word = entry.verdict if entry else "cannot-conclude"
         if word == "nothing-found":

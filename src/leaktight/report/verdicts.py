@@ -1,4 +1,4 @@
-"""Which verdicts of a run count in a decision by machines."""
+"""The verdicts of a run by defense and track, and which of them a decision rests on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def worst_verdicts(summary: Summary) -> dict[Place, Verdict | None]:
     return found
 
 
-def counted(summary: Summary) -> dict[Place, Verdict | None]:
+def deciding(summary: Summary) -> dict[Place, Verdict | None]:
     """The verdicts that a decision rests on: those on defended updates; without a defense, those on undefended ones."""
     found = worst_verdicts(summary)
     defended = {place: entry for place, entry in found.items() if place.defense != UNDEFENDED}
