@@ -71,7 +71,7 @@ def load_run(path: Path) -> Run:
 def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        cell = (trial.defense, trial.attack, trial.role, trial.adaptive, trial.threat)
+        cell = (trial.track, trial.defense, trial.attack, trial.role, trial.adaptive, trial.threat)
         groups.setdefault(cell, []).append(trial)
     return Summary(
         schema_version=SCHEMA_VERSION,
@@ -97,6 +97,7 @@ def _cell_so_far(trials: Sequence[Trial]) -> Cell:
         defense=first.defense,
         role=first.role,
         adaptive=first.adaptive,
+        track=first.track,
         threat=first.threat,
         trials=len(trials),
         failed=len(trials) - len(done),
