@@ -8,7 +8,7 @@ from statistics import median
 from leaktight.audits.cells import CellTrials
 from leaktight.audits.statistics import rate_interval
 from leaktight.report.words import counted, listed
-from leaktight.results.schema import Level, Test
+from leaktight.results.schema import Level, Significance
 
 REMEDIES: Mapping[str, str] = {
     "ended in an error": "Read the errors of the failed trials and repair their cause",
@@ -18,7 +18,7 @@ REMEDIES: Mapping[str, str] = {
 """What to do about a fault of trials."""
 
 
-def found(level: Level, cell: CellTrials, test: Test | None) -> str:
+def found(level: Level, cell: CellTrials, test: Significance | None) -> str:
     """What an attack found, with the evidence. test: of the identification or of the labels."""
     if level == "reconstructed":
         low, high = rate_interval(len(cell.reconstructed), len(cell.victims))
@@ -43,10 +43,10 @@ def found(level: Level, cell: CellTrials, test: Test | None) -> str:
     )
 
 
-def by_chance(test: Test | None) -> str:
+def by_chance(test: Significance | None) -> str:
     """How often chance alone would give such a result.
 
-    >>> by_chance(Test(victims=5, chance=0.01, corrected=0.03))
+    >>> by_chance(Significance(victims=5, chance=0.01, corrected=0.03))
     'by chance in 3.0 % of runs'
     """
     if test is None:

@@ -22,7 +22,17 @@ from leaktight.audits.cells import CellKey, CellTrials
 from leaktight.audits.reasons import count, faults, found, named, remedy, scores, share
 from leaktight.audits.statistics import ERROR, clear_chance, holm, upper_bound, victims_needed
 from leaktight.report.words import listed
-from leaktight.results.schema import UNDEFENDED, WORDS, AttackerVerdict, Level, Test, Track, Trial, Verdict, Word
+from leaktight.results.schema import (
+    UNDEFENDED,
+    WORDS,
+    AttackerVerdict,
+    Level,
+    Significance,
+    Track,
+    Trial,
+    Verdict,
+    Word,
+)
 
 MOST = 0.5
 """The least share of reconstructed victims for an attack to count as working."""
@@ -67,21 +77,21 @@ class Panel:
         return {cell.key: cell for cell in self.attacks}
 
     @cached_property
-    def identification(self) -> dict[CellKey, Test]:
+    def identification(self) -> dict[CellKey, Significance]:
         return self._tests["identification"]
 
     @cached_property
-    def label_reading(self) -> dict[CellKey, Test]:
+    def label_reading(self) -> dict[CellKey, Significance]:
         return self._tests["labels"]
 
     @cached_property
-    def _tests(self) -> dict[str, dict[CellKey, Test]]:
-        tests: dict[str, dict[CellKey, Test]] = {"identification": {}, "labels": {}}
+    def _tests(self) -> dict[str, dict[CellKey, Significance]]:
+        tests: dict[str, dict[CellKey, Significance]] = {"identification": {}, "labels": {}}
         for track in dict.fromkeys(cell.track for cell in self.attacks):
             chances = self._chances(track)
             for (kind, cell, chance), corrected in zip(chances, holm([each for *_, each in chances]), strict=True):
                 whole = min(1.0, self.looks * corrected)
-                tests[kind][cell.key] = Test(victims=len(cell.victims), chance=chance, corrected=whole)
+                tests[kind][cell.key] = Significance(victims=len(cell.victims), chance=chance, corrected=whole)
         return tests
 
     def _chances(self, track: Track) -> list[tuple[str, CellTrials, float]]:
@@ -102,7 +112,7 @@ class Panel:
             return "identified"
         return "labels-read" if self._passed(self.label_reading, cell) else None
 
-    def _passed(self, tests: Mapping[CellKey, Test], cell: CellTrials) -> bool:
+    def _passed(self, tests: Mapping[CellKey, Significance], cell: CellTrials) -> bool:
         return cell.key in tests and tests[cell.key].corrected <= ERROR
 
     def works(self, cell: CellTrials | None) -> bool:

@@ -266,7 +266,7 @@ class _Scored(Record):
         return self.model_copy(update=scores)
 
 
-class Test(Record):
+class Significance(Record):
     """A test over victims of "the guess does not depend on the update".
 
     chance: the probability of so good a result or a better one if that is true. corrected: for all tests of the run.
@@ -299,8 +299,8 @@ class Cell(_Scored):
     victims: int | None = None
     reconstructed: int | None = None
     success_rate: Figure = None
-    identification: Test | None = None
-    label_reading: Test | None = None
+    identification: Significance | None = None
+    label_reading: Significance | None = None
     control: dict[str, Figure] = {}
     seconds: Figure = None
     flags: tuple[str, ...] = ()
