@@ -21,13 +21,11 @@ from leaktight.results.schema import (
     AttackerVerdict,
     Flag,
     FlagPlace,
+    Significance,
     Summary,
     Track,
     Verdict,
     Word,
-)
-from leaktight.results.schema import (
-    Test as Chances,
 )
 
 OLD = Path(__file__).parents[1] / "results" / "old"
@@ -46,7 +44,7 @@ def verdict(defense: str, word: Word, track: Track = "diagnostic", **changes: An
 
 
 def judged(*verdicts: Verdict, **changes: Any) -> Summary:
-    test = Chances(victims=5, chance=0.001, corrected=0.004)
+    test = Significance(victims=5, chance=0.001, corrected=0.004)
     cells = [made_cell(defense=each.defense, track=each.track, seconds=2.0, identification=test) for each in verdicts]
     return made_summary(*cells, verdicts=verdicts, **changes)
 

@@ -9,8 +9,8 @@ from leaktight.results.schema import (
     Answer,
     AttackerVerdict,
     Cell,
+    Significance,
     Spending,
-    Test,
     Track,
     Verdict,
     Word,
@@ -113,19 +113,19 @@ def chance_words(chance: float) -> str:
     return "< 0.1 %" if chance < 0.001 else percent(chance, 1 if chance < 0.1 else 0)
 
 
-def identification_words(test: Test, among: int | None) -> str:
+def identification_words(test: Significance, among: int | None) -> str:
     """Whether the victims were picked out. among: the number of candidates, the victim included.
 
-    >>> identification_words(Test(victims=5, chance=1e-9, corrected=1e-8), 100)
+    >>> identification_words(Significance(victims=5, chance=1e-9, corrected=1e-8), 100)
     'picked out of 100; by chance < 0.1 %'
-    >>> identification_words(Test(victims=5, chance=0.2, corrected=0.4), 100)
+    >>> identification_words(Significance(victims=5, chance=0.2, corrected=0.4), 100)
     'not picked out of 100; by chance 40 %'
     """
     found = "picked" if test.corrected <= SIGNIFICANT else "not picked"
     return f"{found} out of {among or 'others'}; by chance {chance_words(test.corrected)}"
 
 
-def label_words(test: Test) -> str:
+def label_words(test: Significance) -> str:
     """Whether the labels were read."""
     found = "labels read" if test.corrected <= SIGNIFICANT else "labels not read"
     return f"{found}; by chance {chance_words(test.corrected)}"

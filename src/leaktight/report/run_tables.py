@@ -20,7 +20,7 @@ from leaktight.report.words import (
     seconds,
     tradeoff_names,
 )
-from leaktight.results.schema import Cell, Score, Summary, Test, Threat, Track
+from leaktight.results.schema import Cell, Score, Significance, Summary, Threat, Track
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _leakage(summary: Summary, track: Track, attackers: dict[Threat, str]) -> Te
     )
 
 
-def _chance(test: Test | None) -> str:
+def _chance(test: Significance | None) -> str:
     return MISSING if test is None else chance_words(test.corrected)
 
 
