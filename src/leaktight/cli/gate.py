@@ -36,8 +36,8 @@ def check_possible(level: str | None, planned: PlannedAudit) -> None:
     if not any(each.value.labels_from in LABELS_FOUND for each in attacks):
         names = ", ".join(dict.fromkeys(each.name for each in attacks)) or "none"
         raise UsageError(
-            f"--fail-on labels: expected an attack that reads labels from the update, got {names}, which are given "
-            "them or need none; take labels out of threat.knows and let an attack infer them, or use "
+            f"--fail-on labels: expected an attack that reads labels from the update, got only attacks that are given "
+            f"them or need none ({names}); take labels out of threat.knows and let an attack infer them, or use "
             "--fail-on identified"
         )
 

@@ -58,7 +58,8 @@ def _case(place: Place, entry: Verdict | None, summary: Summary, *, counts: bool
         _outcome(case, "failure", entry.verdict, entry.because, details)
     elif entry.verdict == "cannot-conclude":
         _outcome(case, "error", entry.verdict, entry.because, details)
-    Xml.SubElement(case, "system-out").text = _legal(f"{entry.verdict}\n{details}")
+    if case.find("failure") is None and case.find("error") is None:
+        Xml.SubElement(case, "system-out").text = _legal(f"{entry.verdict}\n{details}")
     return case
 
 
