@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from leaktight.report.words import VERDICTS, counted, percent, seconds
 from leaktight.results.schema import (
@@ -11,6 +12,7 @@ from leaktight.results.schema import (
     Cell,
     Significance,
     Spending,
+    Summary,
     Track,
     Verdict,
     Word,
@@ -60,6 +62,13 @@ def verdict_words(word: Word, version: int) -> str:
     ('Identified', 'Leaks in part')
     """
     return EARLIER.get(word, VERDICTS[word]) if version == 1 else VERDICTS[word]
+
+
+def tracks_of(summary: Summary) -> tuple[Track, ...]:
+    """The tracks that the run has, diagnostic first."""
+    found = {entry.track for entry in (*summary.cells, *summary.verdicts)}
+    order: tuple[Track, ...] = get_args(Track)
+    return tuple(track for track in order if track in found)
 
 
 def answer_lines(answer: Answer) -> list[tuple[str, str]]:

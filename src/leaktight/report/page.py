@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 from leaktight.report.cards import Card, cards_of, one_a_defense
-from leaktight.report.judgements import TRACKS, answer_lines, spending_facts
+from leaktight.report.judgements import TRACKS, answer_lines, spending_facts, tracks_of
 from leaktight.report.matrix import (
     Column,
     Group,
@@ -73,6 +72,11 @@ class Part:
         return tuple(level for level in order if level in found)
 
     @property
+    def threats(self) -> frozenset[Threat]:
+        """The threat models of its attacks."""
+        return frozenset(column.threat for column in self.columns if column.role == "attack")
+
+    @property
     def tested(self) -> bool:
         """Whether any attack was tested for identification or label reading."""
         cells = [entry.cell for _, entries in self.matrix for entry in entries if entry.cell]
@@ -81,9 +85,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that the template shows. answer: questions and sentences; empty in files without one."""
+    """All that the template shows. answer: questions and sentences; empty in files without one. tone: of the lead."""
 
     run: Run
+    tone: Word | None
     headline: str
     answer: tuple[tuple[str, str], ...]
     parts: tuple[Part, ...]
@@ -109,6 +114,7 @@ def build_page(run: Run) -> Page:
     tracks = tracks_of(summary)
     return Page(
         run=run,
+        tone=_lead(summary),
         headline=headline(run),
         answer=tuple(answer_lines(summary.answer)) if summary.answer else (),
         parts=tuple(_part(track, run, album, several=len(tracks) > 1) for track in tracks),
@@ -117,13 +123,6 @@ def build_page(run: Run) -> Page:
         flags=_flags_by_code(summary.flags),
         failed=tuple(trial for trial in run.trials if trial.status == "failed"),
     )
-
-
-def tracks_of(summary: Summary) -> tuple[Track, ...]:
-    """The tracks that the run has, diagnostic first."""
-    found = {entry.track for entry in (*summary.cells, *summary.verdicts)}
-    order: tuple[Track, ...] = get_args(Track)
-    return tuple(track for track in order if track in found)
 
 
 def _part(track: Track, run: Run, album: Album, *, several: bool) -> Part:
@@ -216,12 +215,18 @@ def headline(run: Run) -> str:
         return f"Not finished: {counted(done, 'trial')} so far, and no verdict yet."
     if run.summary.answer is not None:
         return run.summary.answer.leaks
-    verdicts = one_a_defense(run.summary)
-    if not verdicts:
+    word = _lead(run.summary)
+    if word is None:
         return "No verdict was given."
-    bare = [entry for entry in verdicts if entry.defense == UNDEFENDED]
-    subject = "Without a defense, the update" if bare else "The update"
-    return f"{subject} {_SENTENCES[min((entry.verdict for entry in bare or verdicts), key=WORDS.index)]}."
+    bare = any(entry.defense == UNDEFENDED for entry in run.summary.verdicts)
+    return f"{'Without a defense, the update' if bare else 'The update'} {_SENTENCES[word]}."
+
+
+def _lead(summary: Summary) -> Word | None:
+    """The gravest verdict on the undefended update, or on any if that was not attacked; None without a verdict."""
+    bare = [entry.verdict for entry in summary.verdicts if entry.defense == UNDEFENDED]
+    words = bare or [entry.verdict for entry in summary.verdicts]
+    return min(words, key=WORDS.index, default=None)
 
 
 def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[Word, tuple[str, ...]], ...]:
