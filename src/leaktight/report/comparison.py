@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, verdict_words
-from leaktight.report.page import attackers_of, metrics_of, tracks_of
+from leaktight.report.judgements import chance_words, tracks_of, verdict_words
+from leaktight.report.page import attackers_of, metrics_of
 from leaktight.report.run_tables import (
     TextTable,
     attack_name,

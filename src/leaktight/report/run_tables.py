@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, verdict_words
-from leaktight.report.page import attackers_of, controls_of, metrics_of, tracks_of
+from leaktight.report.judgements import chance_words, tracks_of, verdict_words
+from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.words import (
     MISSING,
     attack_words,
