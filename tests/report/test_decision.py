@@ -121,7 +121,7 @@ def test_a_defense_without_a_verdict_passes_no_gate() -> None:
     bare = made_summary(*cells, verdicts=(verdict("none", "nothing-found"),))
     with pytest.raises(LeaktightError, match=r"neither passed nor failed: noise \(diagnostic\): no verdict"):
         check_gate(bare, "labels")
-    failed = judged(verdict("none", "nothing-found"), training_failed={"lrp": "it diverged"})
+    failed = judged(verdict("none", "nothing-found"), training_failed={"lrp": "it\ndiverged"})
     with pytest.raises(LeaktightError, match=r"lrp .*: no verdict, training failed: it diverged"):
         check_gate(failed, "labels")
     with pytest.raises(LeaktightError, match="the run has no verdict"):
@@ -316,6 +316,13 @@ def test_fingerprints_are_those_of_the_finding_and_the_settings() -> None:
     again = changed(FULL, run="runs/audit-002", digest="cd" * 32, command="leaktight audit")
     assert prints(again) == prints(FULL)
     assert not set(prints(FULL, "seed = 1\n")) & set(prints(FULL))
+
+
+def test_texts_of_sarif_have_no_placeholders_and_no_links() -> None:
+    run = read_sarif(judged(verdict("noise{0}", "identified", because="see [here](https://example.org).")))
+    assert run["results"][0]["message"]["text"] == (
+        "noise{{0}} (diagnostic): identified. see [here] (https://example.org)."
+    )
 
 
 def test_a_defense_that_could_not_be_judged_has_a_result() -> None:

@@ -250,8 +250,7 @@ def test_runs_of_other_kinds_and_earlier_versions_are_told_apart(tmp_path: Path)
         verify(OLD / "train")
     with pytest.raises(UsageError, match="is not a run"):
         verify(tmp_path)
-    training = made_training(0.5, [1.0])
-    assert RunFolder(tmp_path).write_summary(training) == training
+    RunFolder(tmp_path).write_training(made_training(0.5, [1.0]))
     with pytest.raises(ResultsError, match="training run"):
         verify(tmp_path)
     assert not (tmp_path / MANIFEST).exists()

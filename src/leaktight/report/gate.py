@@ -29,13 +29,15 @@ def check_gate(summary: Summary, level: str) -> None:
     """
     limit = severity(GATES[level])
     entries = deciding(summary)
-    leaks = [f"{place}: {_found(entry)}" for place, entry in entries.items() if entry and _level(entry) <= limit]
+    leaks = [
+        f"{place}: {_found(entry)}" for place, entry in entries.items() if entry and severity(entry.verdict) <= limit
+    ]
     if leaks:
-        raise LeakFoundError(f"--fail-on {level}: {'; '.join(leaks)}; see {summary.run}")
+        raise LeakFoundError(_line(f"--fail-on {level}: {'; '.join(leaks)}; see {summary.run}"))
     unsure = [reason for place, entry in entries.items() for reason in _unsure(place, entry, summary)]
     if unsure or not entries:
         reasons = "; ".join(unsure) or "the run has no verdict"
-        raise LeaktightError(f"--fail-on {level} can be neither passed nor failed: {reasons}; see {summary.run}")
+        raise LeaktightError(_line(f"--fail-on {level} can be neither passed nor failed: {reasons}; see {summary.run}"))
 
 
 def _hint(level: str) -> str:
@@ -44,8 +46,8 @@ def _hint(level: str) -> str:
     return suggestion(level, GATES)
 
 
-def _level(entry: Verdict) -> int:
-    return severity(entry.verdict)
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _found(entry: Verdict) -> str:

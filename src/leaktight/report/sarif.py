@@ -80,9 +80,9 @@ def _rule(name: str, short: str, advice: str, level: str) -> Json:
     return {
         "id": name,
         "name": "".join(word.capitalize() for word in name.split("-")),
-        "shortDescription": {"text": short},
-        "fullDescription": {"text": short},
-        "help": {"text": advice or short},
+        "shortDescription": _message(short),
+        "fullDescription": _message(short),
+        "help": _message(advice or short),
         "defaultConfiguration": {"level": level},
     }
 
@@ -100,7 +100,7 @@ def _verdict_results(summary: Summary, config: str) -> Iterator[Json]:
         yield {
             "ruleId": word,
             "level": _LEVELS[word] if place in counting else "note",
-            "message": {"text": f"{place}: {word.replace('-', ' ')}. {because}{advice}{control}"},
+            "message": _message(f"{place}: {word.replace('-', ' ')}. {because}{advice}{control}"),
             "locations": [_location(("track", place.track), ("defense", place.defense), ("attack", attack))],
             "partialFingerprints": _fingerprint(config, word, place.track, place.defense),
             "properties": _evidence(entry, cells.get(place, [])) if entry else {},
@@ -116,7 +116,7 @@ def _flag_results(summary: Summary, config: str) -> Iterator[Json]:
         yield {
             "ruleId": flag.code,
             "level": "note",
-            "message": {"text": _flag_text(flag)},
+            "message": _message(_flag_text(flag)),
             "locations": [_location(("defense", defense), ("attack", attack))],
             "partialFingerprints": _fingerprint(config, *key, str(seen[key])),
         }
@@ -125,6 +125,11 @@ def _flag_results(summary: Summary, config: str) -> Iterator[Json]:
 def _flag_text(flag: Flag) -> str:
     where = "" if flag.cell is None else f"{' on '.join(filter(None, (flag.cell.attack, flag.cell.defense)))}: "
     return f"{where}{flag.raised_if} ({flag.detail}); {flag.advice}"
+
+
+def _message(text: str) -> Json:
+    """A text in which braces are no placeholders and brackets no links."""
+    return {"text": text.replace("{", "{{").replace("}", "}}").replace("](", "] (")}
 
 
 def _location(*names: tuple[str, str | None]) -> Json:

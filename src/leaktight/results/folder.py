@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
 
 import filelock
 
@@ -20,8 +19,6 @@ from leaktight.core.files import without_secrets, write_atomically, write_privat
 from leaktight.core.keys import KEY_BYTES, parse_key
 from leaktight.results.digest import MANIFEST, sealed
 from leaktight.results.schema import Environment, Summary, TrainingSummary
-
-S = TypeVar("S", Summary, TrainingSummary)
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -79,13 +76,15 @@ class RunFolder:
     def started(self) -> bool:
         return self.config.exists()
 
-    def write_summary(self, summary: S) -> S:
-        """Write the summary, and return it as written: that of an audit or an inspection has the run's digest."""
-        if isinstance(summary, Summary):
-            summary, manifest = sealed(self.path, summary)
-            write_atomically(self.path / MANIFEST, json.dumps(manifest.document(), indent=1))
+    def write_summary(self, summary: Summary) -> Summary:
+        """Write the summary of an audit or an inspection with the run's digest, and return it as written."""
+        summary, manifest = sealed(self.path, summary)
+        write_atomically(self.path / MANIFEST, json.dumps(manifest.document(), indent=1))
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
         return summary
+
+    def write_training(self, summary: TrainingSummary) -> None:
+        write_atomically(self.summary, json.dumps(summary.document(), indent=1))
 
 
 @contextmanager
