@@ -141,8 +141,7 @@ def run_audit(
         command=command,
         scenario=scenario,
     )
-    folder.write_summary(summary)
-    return summary
+    return folder.write_summary(summary)
 
 
 def summarise(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.cli.gate import check, check_possible, chosen_gate
 from leaktight.config.tables import AUDIT_SCENARIO, read_tables
 
 AUDIT_HELP = """Attack every defense in a federated scenario; prints verdicts and a table, writes report.html.
@@ -36,8 +37,10 @@ def command(
     workers: options.Workers = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
+    fail_on: options.FailOn = None,
     as_json: options.Json = False,
 ) -> None:
+    gate = chosen_gate(fail_on or (), dry_run=dry_run)
     named = {"attack": attack or (), "defense": defense or ()}
     settings = [*(overrides or ()), *options.asked(trials=trials, confidence=confidence)]
     read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
@@ -58,9 +61,10 @@ def command(
         defenses=defense or (),
         data_root=data_root,
     )
+    check_possible(gate, planned)
     announce(planned.experiments, planned.facts, Console(stderr=True))
     if not dry_run:
-        run_and_print(
+        summary = run_and_print(
             planned,
             print_audit,
             out=out,
@@ -68,3 +72,4 @@ def command(
             workers=workers,
             as_json=as_json,
         )
+        check(gate, summary)

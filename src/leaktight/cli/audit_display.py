@@ -98,7 +98,7 @@ def run_and_print(
     resume: bool,
     workers: str | None,
     as_json: bool,
-) -> None:
+) -> Summary:
     """Run in the folder `out` with a display of the progress, then print the summary by `show` or as JSON."""
     errors, path = Console(stderr=True), planned.folder(out, resume=resume)
     display = AuditDisplay(errors)
@@ -112,6 +112,7 @@ def run_and_print(
         files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
         say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
     check_something_ran(summary)
+    return summary
 
 
 def announce(experiments: Sequence[Experiment], facts: Mapping[str, object], console: Console) -> None:

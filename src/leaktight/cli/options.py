@@ -58,6 +58,14 @@ DataRoot: TypeAlias = Annotated[
     typer.Option("--data-root", help="Folder of downloaded data sets (default: $LEAKTIGHT_DATA or a user cache)."),
 ]
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, and stop.")]
+FailOn: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        metavar="LEVEL",
+        help="Exit with code 3 if a defense leaks so much or more: reconstructed, identified or labels.",
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print only a JSON document on standard output.")]
 
 
