@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from leaktight.adaptive.table import adapt
-from leaktight.attacks.controls import MeanImage, NearestPublicImage, PriorOnly
-from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given
+from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
+from leaktight.attacks.labels.rules import Geng
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
@@ -30,7 +30,7 @@ from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
 
-CONTROLS = (PriorOnly, MeanImage, NearestPublicImage)
+CONTROLS = (Control,)
 SMALL_NETWORK = 200_000
 
 
@@ -46,7 +46,7 @@ def complete(config: Config, *, trials: int | None, defenses_named: bool) -> Con
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = (*_default_attacks(config.threat), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (*attacks, PriorOnly(iterations=200, labels=_blind_labels(config.threat)), MeanImage())
+        attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
     audit = config.audit or AuditSettings()
     return replace(
         config,
@@ -60,10 +60,6 @@ def _default_attacks(threat: ThreatModel) -> tuple[Attack, ...]:
     """Three published attacks at full strength; labels are inferred if the attacker does not know them."""
     labels = None if Knowledge.LABELS in threat.knows else Geng()
     return CsDlg(labels=labels), Dlg(), InvertingGradients(labels=labels)
-
-
-def _blind_labels(threat: ThreatModel) -> Given | BiasCorrected:
-    return Given() if Knowledge.LABELS in threat.knows else BiasCorrected()
 
 
 def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, adaptive: bool) -> Experiment:
