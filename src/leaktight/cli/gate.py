@@ -30,7 +30,7 @@ def check_possible(level: str | None, planned: PlannedAudit) -> None:
     """Raise UsageError if no attack of the plan could read labels, and a leak of labels is to fail."""
     if level != LABELS:
         return
-    from leaktight.audits.trial import LABELS_FOUND
+    from leaktight.audits.plan import LABELS_FOUND
 
     attacks = [each for each in planned.experiment.attacks if each.role == "attack"]
     if not any(each.value.labels_from in LABELS_FOUND for each in attacks):
