@@ -170,10 +170,10 @@ def test_windows_that_are_summed_up_once_give_the_same_ssim(shape: tuple[int, ..
     guess, truth = noisy_pair(*shape)
     guess[-1] = truth[-1]
     found = Windows.of(guess).ssim(Windows.of(truth))
-    assert found.tolist() == pytest.approx(ssim(guess, truth).tolist(), abs=1e-5)
+    assert found.tolist() == pytest.approx(ssim(guess, truth).tolist(), abs=1e-4)
     places = torch.tensor([1, 0, 1])
     pairs = Windows.of(guess).take(places).ssim(Windows.of(truth).take(places.flip(0)))
-    assert pairs.tolist() == pytest.approx(ssim(guess[places], truth[places.flip(0)]).tolist(), abs=1e-5)
+    assert pairs.tolist() == pytest.approx(ssim(guess[places], truth[places.flip(0)]).tolist(), abs=1e-4)
 
 
 def test_windows_need_three_pixels() -> None:
