@@ -120,7 +120,7 @@ def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_trai
     experiment = small_experiment(
         tmp_path, f"defense={{kind='{defense}'}}", "audit.attack_round=1", "model.init=default"
     )
-    states = prepare_states(experiment, tmp_path / "run", workers=1, after_round=lambda *_: None)
+    states = prepare_states(experiment, tmp_path / "run", workers=1, begin=lambda *_: None, after_round=lambda *_: None)
     line = first_trial(experiment, defense, "csdlg", states=states.packed, accuracy=states.accuracy)
     assert line.error is None
     assert line.update_changed is True
