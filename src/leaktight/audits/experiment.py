@@ -20,6 +20,7 @@ from leaktight.audits.trial import (
     picture_paths,
     threat_of,
 )
+from leaktight.audits.watching import counted_rounds, handed, reconstructed
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.rng import Rng
@@ -88,12 +89,13 @@ class TrialRunner:
         federation = experiment.attacked_federation(spec.defense.value, spec.trial)
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)
-        trace, seen = self._play(spec, federation, lambda trace: threat.observe(trace, victim))
+        rounds, given = self._play(spec, federation, lambda trace: threat.observe(trace, victim))
+        trace = rounds[-1]
         rng = experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
-        found = spec.attack.value.reconstruct(seen, rng=rng)
-        truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
+        found = reconstructed(spec.attack.value, given, rng=rng)
+        truth = truth_of(rounds, [victim] if threat.sees == "client" else sorted(trace.clients))
         judged = judge(found.guess, truth, self.metrics)
-        ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
+        ledger = ledger_of(experiment, spec, trace, victim, threat, found, given)
         true, guess = picture_paths(spec.id)
         outcome = TrialOutcome(
             ledger=ledger,
@@ -109,13 +111,16 @@ class TrialRunner:
 
     def _play(
         self, spec: TrialSpec, federation: Federation, observe: Callable[[RoundTrace], Observation]
-    ) -> tuple[RoundTrace, list[Observation]]:
-        """Run the attacked round, or all that an active attack asks for. Gives the last one and all observations."""
+    ) -> tuple[list[RoundTrace], list[list[Observation]]]:
+        """Run the watched rounds, or all that an active attack asks for.
+
+        Gives the rounds whose examples are the truth, and the observations for the attack, one list for each guess.
+        """
         state = self._state(spec, federation)
-        attack = spec.attack.value
+        attack, settings = spec.attack.value, self.experiment.settings
         if not isinstance(attack, ActiveAttack):
-            trace, _ = self._round(federation, state)
-            return trace, [observe(trace)]
+            watched = self._watch(spec, federation, state)
+            return counted_rounds(settings, watched), handed(settings, attack, [observe(each) for each in watched])
         if self.experiment.threat.server != "malicious":
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
@@ -130,11 +135,20 @@ class TrialRunner:
                 Broadcast(asked.params, asked.buffers, asked.round, federation.trainer.model), seen, rng=rng
             )
             if sent is None:
-                return traces[-1], seen
+                return [traces[-1]], [seen]
             trace, after = self._round(*tampered(federation, replace(state, server=asked, clients=clients), sent))
             clients = after.clients
             traces.append(trace)
             seen.append(observe(trace))
+
+    def _watch(self, spec: TrialSpec, federation: Federation, state: FederationState) -> list[RoundTrace]:
+        """Run the watched rounds, one after the other; all but the last with as many clients as a round of training."""
+        whole = replace(federation, drawn=self.experiment.members(spec.trial))
+        traces: list[RoundTrace] = []
+        for left in reversed(range(self.experiment.settings.watched)):
+            trace, state = self._round(whole if left else federation, state)
+            traces.append(trace)
+        return traces
 
     def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
         """Run the next round of this state."""
@@ -176,9 +190,9 @@ def state_key(defense: str, round_index: int) -> str:
     return f"{defense}@{round_index}"
 
 
-def truth_of(trace: RoundTrace, members: Sequence[str]) -> Batch:
-    """The examples of these clients in the round, concatenated."""
-    examples = [trace.clients[name].truth.examples for name in members]
+def truth_of(rounds: Sequence[RoundTrace], members: Sequence[str]) -> Batch:
+    """The examples of these clients in the rounds, concatenated."""
+    examples = [trace.clients[name].truth.examples for trace in rounds for name in members]
     return Batch(torch.cat([each.inputs for each in examples]), torch.cat([each.targets for each in examples]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.metrics import metric_spec
@@ -22,6 +23,9 @@ class AuditSettings:
     metrics: metrics in addition to psnr, mse, ssim and label_accuracy: `leaktight list metrics`, or
     "package.module:name".
     adapted: kinds of attacks that are also tried with knowledge of the defense; all attacks if none of these is tried.
+    watched: the rounds in which the victim is watched, from the attacked one on; at least 1.
+    watched_examples: the victim trains on the "same" examples in all of them, and an attack that joins rounds makes one
+    guess from all updates, any other from the last; or on "new" ones, and every round is attacked by itself.
     """
 
     trials: int = 5
@@ -30,9 +34,12 @@ class AuditSettings:
     targets: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("lpips_alex",)
     adapted: tuple[str, ...] = ()
+    watched: int = 1
+    watched_examples: Literal["same", "new"] = "same"
 
     def __post_init__(self) -> None:
         require_at_least(1, trials=self.trials, every=self.every)
+        require_at_least(1, watched=self.watched)
         rounds = (self.attack_round,) if isinstance(self.attack_round, int) else self.attack_round
         if not rounds or any(each < 0 for each in rounds) or len(set(rounds)) != len(rounds):
             raise ValueError(f"expected attack_round >= 0, or several distinct rounds, got {self.attack_round}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
 from leaktight.core.errors import LeaktightError
 from leaktight.core.inputs import Images
 from leaktight.core.threat import Knowledge, ThreatModel
-from leaktight.core.types import Batch, Reconstruction, RoundTrace
+from leaktight.core.types import Batch, Observation, Reconstruction, RoundTrace
 from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
 from leaktight.models.surgery import has_batch_norm
 from leaktight.report.words import counted
@@ -124,10 +124,9 @@ def ledger_of(
     victim: str,
     threat: ThreatModel,
     found: Reconstruction,
-    *,
-    queries: int,
+    given: Sequence[Sequence[Observation]],
 ) -> Ledger:
-    """The conditions of a trial's scores. queries: the rounds in which the attacker asked the victim for an update."""
+    """The conditions of a trial's scores. given: the observations that the attack had, one list for each guess."""
     truth = trace.clients[victim].truth
     return Ledger(
         labels=spec.attack.value.labels_from,
@@ -139,11 +138,11 @@ def ledger_of(
         batch_norm=has_batch_norm(trace.model),
         buffers_known=Knowledge.BUFFERS in threat.knows,
         init=experiment.init if experiment.init in (*RANDOM_INITS, GIVEN) else f"file {Path(experiment.init).name}",
-        stage=stage_of(experiment.init, spec.round),
+        stage=stage_of(experiment.init, given[0][0].broadcast.round),
         defense_known=Knowledge.DEFENSE in threat.knows,
         assumed=tuple(str(note) for note in found.notes.get("assumed", ())),
         server=threat.server,
-        queries=queries,
+        queries=sum(len(seen) for seen in given),
     )
 
 

@@ -111,6 +111,10 @@ class Matching(Attack):
     def labels_from(self) -> LabelSource:
         return self.labels.source
 
+    @property
+    def joins_rounds(self) -> bool:
+        return self.objective is not None
+
     def pinned(self, *, onednn: bool) -> Self:
         return replace(self, onednn=onednn if self.onednn is None else self.onednn, progress_every=1)
 
