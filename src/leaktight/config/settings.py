@@ -16,6 +16,7 @@ from torch import nn
 
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, MODELS, PARTITIONS
+from leaktight.config.fields import require_names
 from leaktight.config.tables import Table, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of
 from leaktight.core.errors import ConfigError
@@ -137,7 +138,7 @@ def _resolve(tables: Table, where: str) -> Config:
         plan=made(FederationPlan, federation, where, "federation", also=("aggregator",)),
         aggregator=choose(AGGREGATORS, aggregator.get("aggregator", "fedavg"), where, "federation.aggregator"),
         defenses=choose_all(DEFENSES, tables.get("defense", "none"), where, "defense"),
-        threat=made(ThreatModel, tables.get("threat", {}), where, "threat"),
+        threat=_threat(tables.get("threat", {}), where),
         attacks=choose_all(ATTACKS, tables["attack"], where, "attack") if "attack" in tables else (),
         audit=made(AuditSettings, audit, where, "audit", also=("local",)) if "audit" in tables else None,
         attacked=_attacked(tables["local"], attacked["local"], where) if attacked else None,
@@ -170,6 +171,16 @@ def _key(text: object, where: str) -> bytes:
         raise ConfigError(f"{where}: secret_seed: cannot read {text[1:]}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: secret_seed: {error}; copy it from secret.key of the run to replay") from error
+
+
+def _threat(table: object, where: str) -> ThreatModel:
+    """The threat model of a `[threat]` table: its keys, on top of its preset."""
+    rest, chosen = _without(table, "preset")
+    if chosen and isinstance(rest, Mapping):
+        name = checked(str, chosen["preset"], where, "threat.preset")
+        require_names("threats", [name], f"{where}: threat.preset")
+        rest = {**table_of(ThreatModel.preset(name)), **rest}
+    return made(ThreatModel, rest, where, "threat", also=("preset",))
 
 
 def _attacked(local: object, changes: object, where: str) -> LocalTraining:

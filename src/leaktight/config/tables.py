@@ -1,7 +1,7 @@
 """The tables of a configuration as plain values: reading, merging, overriding. Imports nothing slow.
 
 Missing settings come from the built-in scenario. A table with another `kind` than the scenario's has that kind's own
-defaults. `[defense]` and `[attack]` may also be lists of tables.
+defaults; so has `[threat]` with another `preset`. `[defense]` and `[attack]` may also be lists of tables.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ learning_rate = 0.2
 [federation]
 rounds = 20
 [threat]
-knows = ["batch_size", "buffers", "labels", "local_training"]
+preset = "diagnostic"
 [audit]
 trials = 5
 adapted = ["csdlg"]
@@ -147,7 +147,7 @@ def _read(path: Path) -> Table:
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:
-    """`base` updated with `other`, key by key; a table of another kind replaces the whole table."""
+    """`base` updated with `other`, key by key; a table of another kind or preset replaces the whole table."""
     result = dict(base)
     for key, value in other.items():
         before = base.get(key)
@@ -172,7 +172,7 @@ def _named(methods: Sequence[object], tables: Sequence[object]) -> object:
 
 
 def _same_kind(before: Table, value: Table) -> bool:
-    return value.get("kind", before.get("kind")) == before.get("kind")
+    return all(value.get(key, before.get(key)) == before.get(key) for key in ("kind", "preset"))
 
 
 def _parse_override(text: str) -> Table:
