@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
-from tests.results.made import made_trial, panel
-from tests.seeds import replayed
+from collections.abc import Mapping
 
-from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, bootstrap, gather, leaks, upper_bound
+import pytest
+from tests.results.made import changed, made_trial, panel
+
+from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, gather, place_of
 from leaktight.results.schema import Trial
 
-scores = st.lists(st.floats(-1, 100), min_size=1, max_size=12)
+
+def reconstructs(trial: Trial, controls: Mapping[str, list[float]]) -> bool:
+    return CellTrials([trial], {place_of(trial): controls}).reconstructs(trial)
 
 
 def cell_of(lines: list[Trial], defense: str, attack: str = "csdlg") -> CellTrials:
-    return next(cell for cell in gather(lines, 0) if (cell.defense, cell.attack) == (defense, attack))
+    return next(cell for cell in gather(lines) if (cell.defense, cell.attack) == (defense, attack))
 
 
 @pytest.mark.parametrize(
@@ -32,15 +31,27 @@ def cell_of(lines: list[Trial], defense: str, attack: str = "csdlg") -> CellTria
 )
 def test_a_trial_leaks_by_either_score(ssim: list[float | None], psnr: list[float | None], leaked: bool) -> None:
     controls = {"ssim": [0.3] * len(ssim), "psnr": [12.0] * len(ssim)}
-    assert leaks(made_trial("none", "csdlg", ssim=ssim, psnr=psnr), controls) is leaked
+    assert reconstructs(made_trial("none", "csdlg", ssim=ssim, psnr=psnr), controls) is leaked
 
 
 @pytest.mark.parametrize("metric", THRESHOLDS)
 def test_a_score_that_hardly_beats_the_control_is_no_leak(metric: str) -> None:
     least, margin = THRESHOLDS[metric]
     trial = made_trial(scores={"ssim": [0.0], "psnr": [0.0]} | {metric: [least + 0.01]})
-    assert leaks(trial, {metric: [least + 0.01 - margin]})
-    assert not leaks(trial, {metric: [least + 0.02 - margin]})
+    assert reconstructs(trial, {metric: [least + 0.01 - margin]})
+    assert not reconstructs(trial, {metric: [least + 0.02 - margin]})
+
+
+def test_a_guess_that_is_as_close_to_a_decoy_is_no_reconstruction() -> None:
+    trial = made_trial(ssim=[0.9], psnr=[10.0], decoy_scores={"ssim": [0.85], "psnr": [12.0]})
+    assert reconstructs(trial, {"ssim": [0.3]})
+    assert not reconstructs(changed(trial, decoy_scores={"ssim": [0.9], "psnr": [12.0]}), {"ssim": [0.3]})
+
+
+@pytest.mark.parametrize(("psnr", "decoy", "exact"), [(45.0, 20.0, True), (45.0, 36.0, False), (29.0, 5.0, False)])
+def test_an_exact_example_is_far_from_every_decoy(psnr: float, decoy: float, exact: bool) -> None:
+    trial = made_trial(ssim=[0.9], psnr=[psnr], decoy_scores={"psnr": [decoy]})
+    assert CellTrials([trial], {}).exact is exact
 
 
 def test_controls_are_those_of_the_same_victim_the_best_for_each_example() -> None:
@@ -50,7 +61,7 @@ def test_controls_are_those_of_the_same_victim_the_best_for_each_example() -> No
         made_trial("none", "mean_image", 1, ssim=[0.9, 0.9], role="control"),
         made_trial("none", "csdlg", 0, ssim=[1.0, 1.0]),
     ]
-    assert best_controls(lines)["none", 0, 0]["ssim"] == [0.3, 0.5]
+    assert best_controls(lines)["diagnostic", "none", 0, 0]["ssim"] == [0.3, 0.5]
 
 
 def test_a_cell_is_what_its_lines_say() -> None:
@@ -62,8 +73,7 @@ def test_a_cell_is_what_its_lines_say() -> None:
     assert interval.mean == pytest.approx(sum(cell.values("ssim").values()) / 4)
     assert cell.most_leaking() == "noise.csdlg.t003.r000"
     assert cell.control("ssim") == pytest.approx(0.25)
-    assert gain is not None
-    assert gain.mean == pytest.approx(0.3015 - 0.25)
+    assert gain == pytest.approx(0.3015 - 0.25)
     assert cell_of(lines, "none").success_rate == 1.0
 
 
@@ -73,40 +83,3 @@ def test_a_low_mse_is_the_most_leaking_one() -> None:
     ]
     cell = cell_of(lines, "none")
     assert cell.most_leaking("mse") == "none.csdlg.t000.r000"
-
-
-@pytest.mark.parametrize("number", [3, 5, 20])
-def test_the_interval_is_that_of_scipy(number: int) -> None:
-    values = replayed(7).child(number).public_numpy().normal(20, 5, number)
-    found = bootstrap(values.tolist(), rng=replayed(1))
-    other = stats.bootstrap(
-        (values,),
-        np.mean,
-        confidence_level=0.95,
-        method="percentile",
-        n_resamples=20000,
-        rng=replayed(2).public_numpy(),
-    ).confidence_interval
-    width = other.high - other.low
-    assert found.mean == pytest.approx(values.mean())
-    assert found.low == pytest.approx(other.low, abs=0.05 * width)
-    assert found.high == pytest.approx(other.high, abs=0.05 * width)
-
-
-@settings(max_examples=50)
-@given(scores)
-def test_the_interval_holds_the_mean_and_lies_within_the_values(values: list[float]) -> None:
-    found = bootstrap(values, rng=replayed(0))
-    slack = 1e-9 * (1 + max(map(abs, values)))
-    assert min(values) - slack <= found.low <= found.mean + slack
-    assert found.mean - slack <= found.high <= max(values) + slack
-    assert found == bootstrap(values, rng=replayed(0)), "the same seed gives the same interval"
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (0, 5), (2, 9), (4, 4)])
-def test_the_upper_bound_is_the_rate_that_makes_so_few_successes_unlikely(successes: int, trials: int) -> None:
-    bound = upper_bound(successes, trials)
-    if successes == trials:
-        assert bound == 1.0
-    else:
-        assert stats.binom.cdf(successes, trials, bound) == pytest.approx(0.05)

@@ -4,16 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.results.made import KNOWING, changed, made_trial, panel
+from tests.results.made import KNOWING, changed, made_trial, panel, place_by
 
 from leaktight.audits.cells import gather
 from leaktight.audits.checks import CHECKS, Check, Evidence, raise_flags
+from leaktight.audits.verdict import Panel
 from leaktight.results.schema import FlagPlace, Trial
 
 
 def good() -> list[Trial]:
     """Nothing to doubt: the attack works, the defense acts, and somebody who knows it was tried too."""
-    return [*panel(), *(made_trial("noise", "csdlg", n, adaptive=True, threat=KNOWING, ssim=[0.3]) for n in range(5))]
+    knowing = [
+        made_trial("noise", "csdlg", n, adaptive=True, threat=KNOWING, ssim=[0.3], place=place_by(0.3, n))
+        for n in range(20)
+    ]
+    return [*panel(), *knowing]
 
 
 def spoilt(where: tuple[str, str], **changes: Any) -> list[Trial]:
@@ -24,18 +29,19 @@ BAD: dict[str, tuple[Callable[[], list[Trial]], str | None]] = {
     "attack-failed-undefended": (lambda: panel(leaking=0.3), None),
     "control-not-beaten": (lambda: panel(leaking=0.2, blind=0.4), None),
     "update-unchanged": (lambda: spoilt(("noise", "csdlg"), update_changed=False), None),
-    "loss-did-not-fall": (lambda: spoilt(("none", "csdlg"), loss=0.95), None),
+    "loss-did-not-fall": (lambda: spoilt(("none", "csdlg"), loss=0.995), None),
     "not-finite": (lambda: spoilt(("none", "csdlg"), loss=None), None),
     "too-few-trials": (lambda: panel(trials=2), None),
     "trials-failed": (lambda: spoilt(("noise", "csdlg"), status="failed", error="out of memory"), None),
     "no-control": (lambda: [trial for trial in good() if trial.role == "attack"], None),
     "no-adaptive-attacker": (panel, None),
+    "few-decoys": (lambda: spoilt(("noise", "csdlg"), rank={"place": 3, "decoys": 9}), None),
     "easier-than-training": (good, "1 example instead of 60"),
 }
 
 
 def codes(trials: list[Trial], easier: str | None = None) -> set[str]:
-    return {each.check.code for each in raise_flags(Evidence(gather(trials, 0), easier))}
+    return {each.check.code for each in raise_flags(Evidence(Panel(gather(trials), 0.15), easier))}
 
 
 def test_a_good_evaluation_raises_nothing() -> None:
@@ -50,7 +56,7 @@ def test_each_check_is_raised_by_its_case(check: Check) -> None:
 
 def test_a_flag_says_where_why_and_what_to_do() -> None:
     lines = spoilt(("noise", "csdlg"), status="failed", error="out of memory")
-    flags = [each.flag for each in raise_flags(Evidence(gather(lines, 0)))]
+    flags = [each.flag for each in raise_flags(Evidence(Panel(gather(lines), 0.15)))]
     flag = next(flag for flag in flags if flag.code == "trials-failed")
     assert flag.cell == FlagPlace(attack="csdlg", defense="noise")
     assert "out of memory" in flag.detail
@@ -59,7 +65,7 @@ def test_a_flag_says_where_why_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "stuck"), [(1.0, 0.95, True), (1.0, 0.5, False), (1e-12, 1e-12, False), (None, 1.0, False)]
+    ("first", "last", "stuck"), [(1.0, 0.995, True), (1.0, 0.5, False), (1e-12, 1e-12, False), (None, 1.0, False)]
 )
 def test_a_loss_that_began_at_nothing_is_not_stuck(first: float | None, last: float, stuck: bool) -> None:
     lines = spoilt(("none", "csdlg"), first_loss=first, loss=last)

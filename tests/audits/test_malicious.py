@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from tests.audits.scenes import small_experiment
-from tests.results.made import changed, made_trial
+from tests.results.made import changed, made_trial, place_by
 
 from leaktight.audits.cells import gather
 from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import Experiment
-from leaktight.audits.verdict import verdicts
+from leaktight.audits.verdict import Panel
 from leaktight.results.schema import Threat, Trial
 
 ROBBED = (
@@ -84,17 +84,17 @@ def test_each_kind_of_server_has_a_verdict_of_its_own() -> None:
     malicious = changed(curious, server="malicious")
     lines = [
         line
-        for trial in range(5)
+        for trial in range(20)
         for line in (
-            made_trial("none", "csdlg", trial, ssim=[0.95], threat=curious),
-            made_trial("none", "fishing", trial, ssim=[0.95], threat=malicious),
-            made_trial("noise", "csdlg", trial, ssim=[0.2], threat=curious),
-            made_trial("noise", "fishing", trial, ssim=[0.9], threat=malicious),
+            made_trial("none", "csdlg", trial, ssim=[0.95], place=1, threat=curious),
+            made_trial("none", "fishing", trial, ssim=[0.95], place=1, threat=malicious),
+            made_trial("noise", "csdlg", trial, ssim=[0.2], place=place_by(0.2, trial), threat=curious),
+            made_trial("noise", "fishing", trial, ssim=[0.9], place=1, threat=malicious),
             made_trial("none", "mean_image", trial, ssim=[0.2], role="control"),
             made_trial("noise", "mean_image", trial, ssim=[0.2], role="control"),
         )
     ]
-    found = {(each.defense, each.threat.server): each for each in verdicts(gather(lines, 0))}
-    assert found["noise", "curious"].verdict == "not-found"
-    assert found["noise", "malicious"].verdict == "leaks"
-    assert found["noise", "malicious"].worst_attack == "fishing"
+    found = {each.defense: each for each in Panel(gather(lines), 0.15).verdicts()}["noise"]
+    assert (found.verdict, found.worst_attack, found.threat) == ("reconstructed", "fishing", malicious)
+    inside = {each.threat.server: each.verdict for each in found.attackers}
+    assert inside == {"malicious": "reconstructed", "curious": "nothing-found"}

@@ -7,7 +7,7 @@ from tests.results.made import made_row, made_training, panel
 
 from leaktight.audits.cells import gather
 from leaktight.audits.tradeoff import Figures, figures_of, front, make_row, recommend
-from leaktight.audits.verdict import verdicts
+from leaktight.audits.verdict import Panel
 
 figures = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 5)).map(
     lambda each: Figures(each[0] / 4, each[1] / 4, float(each[2]))
@@ -38,18 +38,18 @@ def test_there_is_always_a_front_and_nothing_beats_itself(all_figures: list[Figu
 
 
 def test_a_row_takes_the_worst_trial_and_the_median_round() -> None:
-    found = make_row("noise", {"noise_std": 1}, gather(panel(), 0), made_training(0.8, [9.0, 1.0, 1.0]))
-    assert found.leak.worst == pytest.approx(0.304)
+    found = make_row("noise", {"noise_std": 1}, gather(panel()), made_training(0.8, [9.0, 1.0, 1.0]))
+    assert found.leak.worst == pytest.approx(0.319)
     assert (found.leak.attack, found.accuracy, found.seconds_per_round, found.cost_share) == ("csdlg", 0.8, 1.0, 0.1)
-    assert figures_of(make_row("noise", {}, gather(panel(), 0), None)) is None
+    assert figures_of(make_row("noise", {}, gather(panel()), None)) is None
 
 
 def test_the_recommendation_is_the_most_accurate_of_those_that_hold() -> None:
-    cells = gather(panel(), 0)
+    cells = gather(panel())
     rows = [
         make_row(name, {}, cells, made_training(accuracy, [1.0])) for name, accuracy in (("none", 0.9), ("noise", 0.8))
     ]
-    found = recommend(rows, verdicts(cells))
+    found = recommend(rows, Panel(cells, 0.15).verdicts())
     assert found.defense == "noise"
     assert "80.0 %" in found.because
     assert "90.0 %" in found.because
@@ -59,8 +59,8 @@ def test_the_recommendation_is_the_most_accurate_of_those_that_hold() -> None:
     ("leaking", "defended", "words"), [(0.95, 0.9, "leaks least"), (0.3, 0.1, "even without a defense")]
 )
 def test_nothing_is_recommended_that_was_not_shown(leaking: float, defended: float, words: str) -> None:
-    cells = gather(panel(leaking, defended), 0)
+    cells = gather(panel(leaking, defended))
     rows = [make_row(name, {}, cells, made_training(0.9, [1.0])) for name in ("none", "noise")]
-    found = recommend(rows, verdicts(cells))
+    found = recommend(rows, Panel(cells, 0.15).verdicts())
     assert found.defense is None
     assert words in found.because

@@ -1,72 +1,196 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from tests.results.made import KNOWING, THREAT, changed, made_trial, panel
+from tests.results.made import CRASHED, KNOWING, THREAT, changed, made_row, made_trial, panel, place_by
 
 from leaktight.audits.cells import gather
-from leaktight.audits.verdict import verdicts
+from leaktight.audits.tradeoff import recommend
+from leaktight.audits.verdict import Panel
 from leaktight.results.schema import Trial, Verdict
 
+ATTACK = ("noise", "csdlg")
 
-def judged(lines: list[Trial]) -> dict[str, Verdict]:
-    return {verdict.defense: verdict for verdict in verdicts(gather(lines, 0))}
+
+def verdicts(trials: list[Trial], confidence: float = 0.15, looks: int = 1) -> list[Verdict]:
+    return Panel(gather(trials), confidence, looks).verdicts()
+
+
+def judged(trials: list[Trial], confidence: float = 0.15) -> dict[str, Verdict]:
+    return {each.defense: each for each in verdicts(trials, confidence)}
+
+
+def spoilt(trials: list[Trial], where: tuple[str, str] = ATTACK, **changes: Any) -> list[Trial]:
+    return [changed(each, **changes) if (each.defense, each.attack) == where else each for each in trials]
+
+
+def adapted(trials: int = 20, score: float = 0.3, **changes: Any) -> list[Trial]:
+    return [
+        made_trial(
+            "noise", "csdlg", n, ssim=[score], adaptive=True, threat=KNOWING, place=place_by(score, n), **changes
+        )
+        for n in range(trials)
+    ]
 
 
 def test_a_defense_that_stops_a_working_attack() -> None:
     found = judged(panel())
-    assert (found["none"].verdict, found["noise"].verdict) == ("leaks", "not-found")
-    assert "5 of 5 victims" in found["none"].because
-    assert "fewer than 45 %" in found["noise"].because
-    assert found["none"].trial_id == "none.csdlg.t004.r000"
+    assert (found["none"].verdict, found["noise"].verdict) == ("reconstructed", "nothing-found")
+    assert "20 of 20 victims" in found["none"].because
+    assert "fewer than 14 %" in found["noise"].because
+    assert found["noise"].below == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert (found["noise"].victims, found["noise"].advice) == (20, "")
+    assert found["none"].trial_id == "none.csdlg.t019.r000"
+
+
+BROKEN: dict[str, tuple[Callable[[], list[Trial]], str]] = {
+    "all scores NaN": (lambda: spoilt(panel(), scores={"ssim": [None], "psnr": [None]}), "not finite"),
+    "a loss that is NaN": (lambda: spoilt(panel(), loss=None), "not finite"),
+    "every adaptive trial crashed": (lambda: [*panel(), *adapted(**CRASHED)], "out of memory"),
+    "the loss never fell": (lambda: spoilt(panel(), loss=1.0), "did not fall"),
+    "the update is unchanged": (lambda: spoilt(panel(), update_changed=False), "unchanged"),
+    "one finished trial of the positive control": (
+        lambda: [
+            changed(each, **CRASHED) if (each.defense, each.attack) == ("none", "csdlg") and each.trial else each
+            for each in panel()
+        ],
+        "without the defense",
+    ),
+    "no positive control": (
+        lambda: [each for each in panel() if (each.defense, each.attack) != ("none", "csdlg")],
+        "was not run",
+    ),
+    "too few victims": (lambda: panel(trials=18), "19 are needed"),
+    "one valid trial": (
+        lambda: [changed(each, **CRASHED) if each.attack == "csdlg" and each.trial else each for each in panel()],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_failure_is_never_protection(case: str) -> None:
+    trials, reason = BROKEN[case]
+    found = judged(trials())["noise"]
+    assert found.verdict == "cannot-conclude"
+    assert reason in found.because
+    assert found.advice.endswith(".")
+    rows = [made_row("none", 0.9, 0.9), made_row("noise", 0.1, 0.9)]
+    assert recommend(rows, list(judged(trials()).values())).defense is None
+
+
+def test_a_smaller_claim_needs_fewer_victims() -> None:
+    assert judged(panel(trials=6), confidence=0.45)["noise"].verdict == "nothing-found"
+    assert judged(panel(trials=5), confidence=0.45)["noise"].verdict == "cannot-conclude"
 
 
 def test_an_attack_that_fails_without_a_defense_proves_nothing() -> None:
     found = judged(panel(leaking=0.3, defended=0.1))
     assert {each.verdict for each in found.values()} == {"cannot-conclude"}
-    assert "even without a defense" in found["noise"].because
+    assert "without the defense" in found["noise"].because
 
 
 def test_a_leak_counts_even_if_the_attack_fails_without_the_defense() -> None:
-    assert judged(panel(leaking=0.3, defended=0.9))["noise"].verdict == "leaks"
+    assert judged(panel(leaking=0.3, defended=0.9))["noise"].verdict == "reconstructed"
 
 
-@pytest.mark.parametrize(("trials", "verdict"), [(2, "cannot-conclude"), (3, "not-found")])
-def test_too_few_trials_prove_no_safety(trials: int, verdict: str) -> None:
-    assert judged(panel(trials=trials))["noise"].verdict == verdict
-    assert judged(panel(trials=trials))["none"].verdict == "leaks"
-
-
-def test_partly_is_some_victims_or_a_clear_gain_over_the_controls() -> None:
-    some = [*panel(trials=4), made_trial("noise", "csdlg", 4, ssim=[0.9])]
-    assert judged(some)["noise"].verdict == "partly"
-    assert "1 of 5" in judged(some)["noise"].because
-    closer = judged(panel(defended=0.5))
-    assert closer["noise"].verdict == "partly"
-    assert "came closer" in closer["noise"].because
-
-
-def test_labels_that_were_read_are_a_partial_leak() -> None:
-    blind = changed(THREAT, knows=("batch_size",))
-    lines = [changed(trial, threat=blind, label_accuracy=1.0) for trial in panel()]
-    assert judged(lines)["noise"].verdict == "partly"
-    assert "labels" in judged(lines)["noise"].because
-    assert judged([changed(trial, label_accuracy=1.0) for trial in panel()])["noise"].verdict == "not-found"
-
-
-def test_failed_trials_are_no_safety() -> None:
-    lines = [
-        changed(trial, status="failed", error="the attack needs 'labels'", scores={})
-        if (trial.defense, trial.attack) == ("noise", "csdlg")
-        else trial
-        for trial in panel()
+def test_one_victim_of_twenty_is_a_leak_if_it_is_exact() -> None:
+    trials = [
+        changed(each, scores={"ssim": [0.99], "psnr": [60.0]}, rank={"place": 1, "decoys": 99})
+        if (each.defense, each.attack, each.trial) == (*ATTACK, 3)
+        else each
+        for each in panel()
     ]
-    found = judged(lines)["noise"]
-    assert found.verdict == "cannot-conclude"
-    assert "needs 'labels'" in found.because
+    found = judged(trials)["noise"]
+    assert found.verdict == "reconstructed"
+    assert "1 of 20" in found.because
+    assert found.trial_id == "noise.csdlg.t003.r000"
 
 
-def test_an_attacker_who_knows_the_defense_has_a_verdict_of_its_own() -> None:
-    more = [made_trial("noise", "csdlg", n, ssim=[0.9], adaptive=True, threat=KNOWING) for n in range(5)]
-    found = verdicts(gather([*panel(), *more], 0))
-    by_threat = {each.threat: each.verdict for each in found if each.defense == "noise"}
-    assert by_threat == {THREAT: "not-found", KNOWING: "leaks"}
+def test_one_close_guess_may_be_chance_and_is_neither_a_leak_nor_protection() -> None:
+    trials = [
+        changed(each, scores={"ssim": [0.65], "psnr": [15.0]})
+        if (each.defense, each.attack, each.trial) == (*ATTACK, 3)
+        else each
+        for each in panel()
+    ]
+    assert judged(trials)["noise"].verdict == "cannot-conclude"
+
+
+def test_guesses_that_pick_out_their_victims_identify_them() -> None:
+    found = judged(spoilt(panel(), rank={"place": 4, "decoys": 99}))["noise"]
+    assert found.verdict == "identified"
+    assert "place 4 of 100" in found.because
+
+
+def test_ranks_are_corrected_for_the_number_of_attacks() -> None:
+    many = [
+        made_trial("noise", f"attack-{k}", n, ssim=[0.3], place=place_by(0.3, n)) for k in range(30) for n in range(20)
+    ]
+    once = [made_trial("noise", "lucky", n, ssim=[0.3], place=20) for n in range(20)]
+    assert {each.attack: each.verdict for each in judged([*panel(), *once])["noise"].attackers}["lucky"] == "identified"
+    assert judged([*panel(), *once, *many])["noise"].verdict == "nothing-found"
+
+
+def test_labels_count_where_an_attack_read_more_than_a_guess_would() -> None:
+    blind = changed(THREAT, knows=("batch_size",))
+    read = spoilt(panel(), threat=blind, label_accuracy=1.0, label_chance=0.1, blind_labels=0.1)
+    assert judged(read)["noise"].verdict == "labels-read"
+    assert "100 % of the labels" in judged(read)["noise"].because
+    chance = spoilt(panel(), threat=blind, label_accuracy=0.84, label_chance=0.5, blind_labels=0.85)
+    assert judged(chance)["noise"].verdict == "nothing-found"
+
+
+def test_labels_read_by_one_attack_are_a_leak_beside_attacks_that_are_told_them() -> None:
+    blind = changed(THREAT, knows=("batch_size",))
+    reader = [
+        made_trial(
+            "noise", "dlg", n, ssim=[0.2], place=place_by(0.2, n), threat=blind, label_accuracy=1.0, label_chance=0.1
+        )
+        for n in range(5)
+    ]
+    found = judged([*panel(), *reader])["noise"]
+    assert (found.verdict, found.worst_attack, found.threat) == ("labels-read", "dlg", blind)
+
+
+def test_a_defense_has_one_verdict_the_worst_and_the_weaker_attackers_inside() -> None:
+    found = [each for each in verdicts([*panel(), *adapted(score=0.9)]) if each.defense == "noise"]
+    assert len(found) == 1
+    assert (found[0].verdict, found[0].threat) == ("reconstructed", KNOWING)
+    inside = [(each.adaptive, each.verdict, each.reconstructed, each.victims) for each in found[0].attackers]
+    assert inside == [(True, "reconstructed", 20, 20), (False, "nothing-found", 0, 20)]
+
+
+def test_several_rounds_of_one_victim_are_one_victim() -> None:
+    rounds = [changed(each, id=f"{each.id}+{number}", round=number) for each in panel(trials=5) for number in range(4)]
+    assert judged(rounds)["noise"].verdict == "cannot-conclude"
+    same = [changed(each, examples="ab") for each in panel()]
+    assert judged(same)["noise"].victims == 1
+
+
+def test_tracks_are_judged_apart() -> None:
+    production = [
+        changed(
+            each,
+            id=f"production.{each.id}",
+            track="production",
+            scores={"ssim": [0.3], "psnr": [9.0]},
+            rank={"place": place_by(0.3, each.trial), "decoys": 99},
+        )
+        for each in panel()
+        if each.defense == "none"
+    ]
+    found = {(each.track, each.defense): each for each in verdicts([*panel(), *production])}
+    assert found["diagnostic", "none"].verdict == "reconstructed"
+    assert found["production", "none"].verdict == "nothing-found"
+    assert "on diagnostic updates" in found["production", "none"].because
+
+
+def test_looks_count_in_the_correction() -> None:
+    lucky = [made_trial("noise", "lucky", n, ssim=[0.3], place=36) for n in range(20)]
+    cells = gather([*panel(), *lucky])
+    once, twice = Panel(cells, 0.15, 1), Panel(cells, 0.15, 2)
+    for key, test in once.identification.items():
+        assert twice.identification[key].corrected == pytest.approx(min(1.0, 2 * test.corrected))

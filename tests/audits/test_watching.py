@@ -150,7 +150,7 @@ def test_epochs_that_are_not_watched_are_an_error_before_anything_runs(tmp_path:
 
 
 def test_more_rounds_than_there_are_cannot_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected audit.watched <= 2, .* got 3; raise federation.rounds"):
+    with pytest.raises(UsageError, match=r"expected audit.watched <= 2, .* got 3; raise federation.rounds"):
         small_experiment(tmp_path, "audit.watched=3", "audit.attack_round=1")
 
 

@@ -29,6 +29,10 @@ KNOWING = Threat(server="curious", sees="client", knows=("batch_size", "defense"
 """The attacker who also knows the defense."""
 
 
+CRASHED: dict[str, Any] = {"status": "failed", "error": "out of memory", "scores": {}, "rank": None}
+"""The changes that make a trial a failed one."""
+
+
 def changed(record: R, **changes: Any) -> R:
     """The record with other fields, checked."""
     return type(record).model_validate({**record.document(), **changes})
@@ -43,9 +47,10 @@ def made_trial(
     psnr: Sequence[float | None] | None = None,
     role: Role = "attack",
     round_index: int = 0,
+    place: int | None = None,
     **changes: Any,
 ) -> Trial:
-    """A trial with these scores. PSNR is low unless given."""
+    """A trial with these scores. PSNR is low unless given. place: among 99 decoys; no decoys if None."""
     adaptive = bool(changes.get("adaptive", False))
     fields: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -65,6 +70,7 @@ def made_trial(
         "threat": THREAT,
         "ledger": Ledger(labels="given", mode="train"),
         "scores": {"psnr": psnr or [5.0] * len(ssim), "mse": [0.1] * len(ssim), "ssim": ssim},
+        "rank": None if place is None else {"place": place, "decoys": 99},
         "label_accuracy": None,
         "loss": 0.1,
         "first_loss": 1.0,
@@ -77,18 +83,26 @@ def made_trial(
 
 
 def panel(
-    leaking: float = 0.95, defended: float = 0.3, *, trials: int = 5, blind: float = 0.25, **changes: Any
+    leaking: float = 0.95, defended: float = 0.3, *, trials: int = 20, blind: float = 0.25, **changes: Any
 ) -> list[Trial]:
-    """A good evaluation: an attack that works without a defense and not with one, and a control for every victim."""
+    """A good evaluation: an attack that works without a defense and not with one, and a control for every victim.
+
+    leaking, defended: SSIM of the two. Above 0.6 guesses pick out their victims among decoys, below they do not.
+    """
     return [
         made
         for trial in range(trials)
         for defense, score in (("none", leaking), ("noise", defended))
         for made in (
-            made_trial(defense, "csdlg", trial, ssim=[score + 0.001 * trial], **changes),
+            made_trial(defense, "csdlg", trial, ssim=[score + 0.001 * trial], place=place_by(score, trial), **changes),
             made_trial(defense, "mean_image", trial, ssim=[blind], role="control"),
         )
     ]
+
+
+def place_by(score: float, trial: int) -> int:
+    """1 for a score above 0.6, otherwise places that are spread evenly over 1 to 100."""
+    return 1 if score > 0.6 else (37 * trial + 50) % 100 + 1
 
 
 def made_cell(**changes: Any) -> Cell:

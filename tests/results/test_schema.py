@@ -64,7 +64,7 @@ def test_the_published_schemas_are_those_of_the_types() -> None:
 
 
 def test_what_runs_write_follows_the_published_schemas(audited: Path) -> None:
-    for folder in (audited, audited / "training" / "noise", *OLD.iterdir()):
+    for folder in (audited, audited / "training" / "noise"):
         for name, _, text in documents(folder):
             jsonschema.validate(json.loads(text), json.loads((DOCS / f"{name}.json").read_text()))
     wrong = made_trial().document() | {"scores": {"psnr": ["much"]}}
@@ -74,8 +74,12 @@ def test_what_runs_write_follows_the_published_schemas(audited: Path) -> None:
 
 @pytest.mark.parametrize("run", sorted(OLD.iterdir()), ids=lambda run: run.name)
 def test_old_results_are_read_and_written_again_without_loss(run: Path) -> None:
+    words = {"leaks": "reconstructed", "partly": "identified", "not-found": "nothing-found"}
     for _, kind, text in documents(run):
-        assert parse(kind, text, run.name).document() == json.loads(text)
+        expected = json.loads(text)
+        for verdict in expected.get("verdicts", ()):
+            verdict["verdict"] = words.get(verdict["verdict"], verdict["verdict"])
+        assert parse(kind, text, run.name).document() == expected
 
 
 @pytest.mark.parametrize("finished", [True, False])

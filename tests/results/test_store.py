@@ -65,11 +65,11 @@ def test_a_trial_written_twice_counts_once(tmp_path: Path) -> None:
         ('"seed": 0', '"seed": "0"', "seed: Input should be a valid integer, got '0'"),
         ('"count": 1', '"count": 0', "images.count: Input should be greater than or equal to 1, got 0"),
         (
-            '"schema_version": 1',
             '"schema_version": 2',
-            "schema_version: expected at most 1: .*later Leaktight; .*, got 2",
+            '"schema_version": 3',
+            "schema_version: expected at most 2: .*later Leaktight; .*, got 3",
         ),
-        ('"schema_version": 1, ', "", "schema_version: Field required"),
+        ('"schema_version": 2, ', "", "schema_version: Field required"),
     ],
 )
 def test_a_damaged_line_is_named_with_its_field(tmp_path: Path, old: str, new: str, told: str) -> None:
@@ -84,7 +84,7 @@ def test_a_damaged_line_is_named_with_its_field(tmp_path: Path, old: str, new: s
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"schema_version": 2, "cells": "new"}', "written by a later Leaktight"),
+        ('{"schema_version": 3, "cells": "new"}', "written by a later Leaktight"),
         ('{"cells": []}', "schema_version: Field required"),
         ("[]", "Input should be an object"),
         ("{", "Invalid JSON"),

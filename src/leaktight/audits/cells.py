@@ -1,53 +1,64 @@
-"""Trials grouped into cells, one for each attack on each defense, and what counts as a leak.
+"""Trials grouped into cells, one for each attack on each defense in a track, and what counts as a reconstruction.
 
-**A trial leaks** if one of its examples does. An example leaks if its guess is close to it, and much closer than the
-best guess of the negative controls, which know everything but the update: SSIM of at least 0.6 and at least 0.2 above
-the controls', or PSNR of at least 20 dB and at least 6 dB above theirs.
+**A trial reconstructs its victim** if one of its examples is. An example is reconstructed if its guess is close to it,
+much closer than the best guess of the negative controls, which know everything but the update, and closer to it than to
+every decoy: SSIM of at least 0.6 and at least 0.2 above the controls', or PSNR of at least 20 dB and at least 6 dB
+above theirs. It is exact if PSNR is at least 30 dB and 10 dB above that of every control and decoy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
-from leaktight.core.rng import Rng
-from leaktight.results.schema import Role, Threat, Trial, mean
+from leaktight.audits.statistics import Interval, fisher, interval
+from leaktight.results.schema import Role, Threat, Track, Trial, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
-"""By metric: the lowest score of a leaked example, and its smallest distance above the controls."""
+"""By metric: the lowest score of a reconstructed example, and its smallest distance above the controls."""
+EXACT = (30.0, 10.0)
+"""PSNR of an exact example, and its smallest distance above the controls and decoys."""
+RANGES: Mapping[str, tuple[float, float]] = {
+    "ssim": (0.0, 1.0),
+    "psnr": (0.0, 100.0),
+    "mse": (0.0, 1.0),
+    "label_accuracy": (0.0, 1.0),
+}
+"""The range of a victim's mean score. SSIM can be as low as -1, but is hardly below 0 for any guess; see `interval`."""
 
 LEAKED_IF = (
-    "if one of its examples has SSIM of at least {:g} and at least {:g} above the best guess without the update, "
-    "or PSNR of at least {:g} dB and at least {:g} dB above it"
+    "if for one of its examples SSIM is at least {:g} and at least {:g} above the best guess without the update, "
+    "or PSNR at least {:g} dB and at least {:g} dB above it, and no decoy is as close to the guess"
 ).format(*THRESHOLDS["ssim"], *THRESHOLDS["psnr"])
-"""The definition of a leaked trial, as results print it."""
+"""The definition of a reconstruction, as results print it."""
 
-CONFIDENCE = 0.95
-RESAMPLES = 2000
-
-Victim = tuple[str, int, int]
-"""Which client's update: the defense, the trial, the round."""
+Place = tuple[Track, str, int, int]
+"""Which client's update: the track, the defense, the trial, the round."""
 
 
-class Interval(NamedTuple):
-    """A mean and its 95 % confidence interval."""
+class CellKey(NamedTuple):
+    """One attack on one defense in one track."""
 
-    mean: float
-    low: float
-    high: float
+    track: Track
+    defense: str
+    attack: str
+    adaptive: bool
 
 
 @dataclass(frozen=True)
 class CellTrials:
-    """The trials of one attack on one defense. controls: each example's best control score, by victim and metric."""
+    """The trials of one attack on one defense. controls: each example's best control score, by place and metric."""
 
     trials: Sequence[Trial]
-    controls: Mapping[Victim, Mapping[str, Sequence[float | None]]]
-    rng: Rng
+    controls: Mapping[Place, Mapping[str, Sequence[float | None]]]
+
+    @property
+    def key(self) -> CellKey:
+        first = self.trials[0]
+        return CellKey(first.track, first.defense, first.attack, first.adaptive)
 
     @property
     def attack(self) -> str:
@@ -66,6 +77,10 @@ class CellTrials:
         return self.trials[0].adaptive
 
     @property
+    def track(self) -> Track:
+        return self.trials[0].track
+
+    @property
     def threat(self) -> Threat:
         return self.trials[0].threat
 
@@ -74,79 +89,132 @@ class CellTrials:
         return [trial for trial in self.trials if trial.status == "done"]
 
     @cached_property
-    def leaked(self) -> list[Trial]:
-        return [trial for trial in self.done if leaks(trial, self._controls(trial))]
+    def valid(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.fault is None]
+
+    @cached_property
+    def faults(self) -> Counter[str]:
+        """The number of trials that are not valid, by reason."""
+        return Counter(trial.fault for trial in self.trials if trial.fault is not None)
+
+    @cached_property
+    def victims(self) -> list[list[Trial]]:
+        """The valid trials by victim."""
+        return by_victim(self.valid)
+
+    @cached_property
+    def reconstructed(self) -> list[list[Trial]]:
+        """The victims that were reconstructed in one of their trials, with these trials."""
+        found = [[trial for trial in group if self.reconstructs(trial)] for group in self.victims]
+        return [group for group in found if group]
 
     @property
     def success_rate(self) -> float | None:
-        """The share of finished trials that leaked."""
-        return len(self.leaked) / len(self.done) if self.done else None
+        """The share of victims that were reconstructed."""
+        return len(self.reconstructed) / len(self.victims) if self.victims else None
+
+    def reconstructs(self, trial: Trial) -> bool:
+        """Whether one of the trial's examples is reconstructed, as this module defines it."""
+        return any(
+            _stands_out(trial, self._controls(trial), metric, least, margin)
+            for metric, (least, margin) in THRESHOLDS.items()
+        )
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether an example of a valid trial is exact."""
+        return any(_stands_out(trial, self._controls(trial), "psnr", *EXACT, far=True) for trial in self.valid)
+
+    @cached_property
+    def identification(self) -> float | None:
+        """The chance of such ranks among decoys, or better ones, without the update; None if there are no ranks."""
+        return self._chance(lambda trial: None if trial.rank is None else trial.rank.chance)
+
+    @cached_property
+    def label_reading(self) -> float | None:
+        """The chance of so many right labels, or more, without the update; None if labels were given."""
+        return self._chance(lambda trial: trial.label_chance)
+
+    def _chance(self, chance: Callable[[Trial], float | None]) -> float | None:
+        by_group = [[each for trial in group if (each := chance(trial)) is not None] for group in self.victims]
+        smallest = [min(1.0, len(group) * min(group)) for group in by_group if group]  # Bonferroni within a victim
+        return fisher(smallest) if smallest else None
 
     def values(self, metric: str) -> dict[str, float]:
-        """By the id of each finished trial, the mean of a metric over its examples."""
-        found = {trial.id: trial.score(metric) for trial in self.done}
+        """By the id of each valid trial, the mean of a metric over its examples."""
+        found = {trial.id: trial.score(metric) for trial in self.valid}
         return {name: value for name, value in found.items() if value is not None}
 
     def interval(self, metric: str) -> Interval | None:
-        return self._mean(list(self.values(metric).values()), metric)
+        return self._interval(lambda trial: trial.score(metric), *RANGES.get(metric, (None, None)))
 
-    def gain(self, metric: str) -> Interval | None:
+    def gain(self, metric: str) -> float | None:
         """The mean difference to the best control on the same victims; above 0 the attack is better."""
         gains = []
-        for trial in self.done:
-            own = trial.score(metric)
-            best = mean(self._controls(trial).get(metric, ()))
+        for trial in self.valid:
+            own, best = trial.score(metric), mean(self._controls(trial).get(metric, ()))
             if own is not None and best is not None:
                 gains.append(own - best if trial.leaks_when(metric) == "high" else best - own)
-        return self._mean(gains, f"gain of {metric}")
+        return mean(gains)
 
     def label_accuracy(self) -> Interval | None:
-        return self._mean(self.labels_read, "label_accuracy")
+        return self._interval(lambda trial: trial.label_accuracy, *RANGES["label_accuracy"])
 
     @property
     def labels_read(self) -> list[float]:
-        """The label accuracy of each trial whose attack was not given the labels."""
-        return [trial.label_accuracy for trial in self.done if trial.label_accuracy is not None]
+        """The label accuracy of each valid trial whose attack was not given the labels."""
+        return [trial.label_accuracy for trial in self.valid if trial.label_accuracy is not None]
 
     def most_leaking(self, metric: str = "ssim") -> str | None:
-        """The id of the finished trial whose score leaks most."""
+        """The id of the valid trial whose score leaks most."""
         values = self.values(metric)
         if not values:
             return None
-        most = max if self.done[0].leaks_when(metric) == "high" else min
+        most = max if self.valid[0].leaks_when(metric) == "high" else min
         return most(values, key=lambda name: values[name])
 
     def control(self, metric: str) -> float | None:
         """The mean over the cell's victims of the best control score."""
-        return mean([mean(self._controls(trial).get(metric, ())) for trial in self.done])
+        return mean([mean(self._controls(trial).get(metric, ())) for trial in self.valid])
 
     def _controls(self, trial: Trial) -> Mapping[str, Sequence[float | None]]:
-        return self.controls.get(victim_of(trial), {})
+        return self.controls.get(place_of(trial), {})
 
-    def _mean(self, values: Sequence[float], name: str) -> Interval | None:
-        return bootstrap(values, rng=self.rng.child(name)) if values else None
+    def _interval(
+        self, value: Callable[[Trial], float | None], low: float | None, high: float | None
+    ) -> Interval | None:
+        """The interval of the mean over victims of each victim's mean."""
+        means = [mean([value(trial) for trial in group]) for group in self.victims]
+        known = [each for each in means if each is not None]
+        return interval(known, low, high) if known else None
 
 
-def gather(trials: Sequence[Trial], seed: int) -> list[CellTrials]:
+def gather(trials: Sequence[Trial]) -> list[CellTrials]:
     """The cells of these trials, in the order of their first trials."""
     controls = best_controls(trials)
-    groups: dict[tuple[str, str, bool], list[Trial]] = {}
+    groups: dict[CellKey, list[Trial]] = {}
     for trial in trials:
-        groups.setdefault((trial.defense, trial.attack, trial.adaptive), []).append(trial)
-    root = Rng(seed).child("bootstrap")
-    return [
-        CellTrials(group, controls, root.child(defense, attack, int(adaptive)))
-        for (defense, attack, adaptive), group in groups.items()
-    ]
+        groups.setdefault(CellKey(trial.track, trial.defense, trial.attack, trial.adaptive), []).append(trial)
+    return [CellTrials(group, controls) for group in groups.values()]
 
 
-def best_controls(trials: Sequence[Trial]) -> dict[Victim, dict[str, list[float | None]]]:
-    """By victim and metric, the best score of any control for each example."""
-    found: dict[Victim, dict[str, list[float | None]]] = {}
+def by_victim(trials: Iterable[Trial]) -> list[list[Trial]]:
+    """The trials by victim: those of one trial number, and those with the same examples, have one victim."""
+    first: dict[str, int] = {}
+    groups: dict[int, list[Trial]] = {}
+    for trial in trials:
+        number = trial.trial if trial.examples is None else first.setdefault(trial.examples, trial.trial)
+        groups.setdefault(number, []).append(trial)
+    return list(groups.values())
+
+
+def best_controls(trials: Sequence[Trial]) -> dict[Place, dict[str, list[float | None]]]:
+    """By place and metric, the best score of any control for each example."""
+    found: dict[Place, dict[str, list[float | None]]] = {}
     for trial in trials:
         if trial.role != "control" or trial.status != "done":
             continue
-        best = found.setdefault(victim_of(trial), {})
+        best = found.setdefault(place_of(trial), {})
         for metric, scores in trial.scores.items():
             if scores is not None:
                 before = best.get(metric, [None] * len(scores))
@@ -158,38 +226,29 @@ def best_controls(trials: Sequence[Trial]) -> dict[Victim, dict[str, list[float 
     return found
 
 
-def leaks(trial: Trial, controls: Mapping[str, Sequence[float | None]]) -> bool:
-    """Whether one of the trial's examples leaked, as this module defines it."""
-    for metric, (least, margin) in THRESHOLDS.items():
-        scores = trial.scores.get(metric) or ()
-        others = controls.get(metric) or [None] * len(scores)
-        for score, control in zip(scores, others, strict=True):
-            if score is not None and score >= least and (control is None or score >= control + margin):
-                return True
+def _stands_out(
+    trial: Trial,
+    controls: Mapping[str, Sequence[float | None]],
+    metric: str,
+    least: float,
+    margin: float,
+    *,
+    far: bool = False,
+) -> bool:
+    """Whether an example scores at least `least`, `margin` above the controls, and above its closest decoy.
+
+    far: above the decoys by `margin`, too.
+    """
+    scores = trial.scores.get(metric) or ()
+    beside = controls.get(metric) or [None] * len(scores)
+    decoys = trial.decoy_scores.get(metric) or [None] * len(scores)
+    for score, control, decoy in zip(scores, beside, decoys, strict=True):
+        if score is None or score < least or (control is not None and score < control + margin):
+            continue
+        if decoy is None or (score >= decoy + margin if far else score > decoy):
+            return True
     return False
 
 
-def victim_of(trial: Trial) -> Victim:
-    return trial.defense, trial.trial, trial.round
-
-
-def bootstrap(values: Sequence[float], *, rng: Rng) -> Interval:
-    """The mean and the percentile interval of 2000 resamples of the values; one value gives an interval of width 0.
-
-    Reference: Efron, Tibshirani, An Introduction to the Bootstrap, 1993, section 13.3.
-    """
-    data = np.asarray(values, dtype=np.float64)
-    places = rng.public_numpy().integers(0, len(data), (RESAMPLES, len(data)))
-    low, high = np.quantile(data[places].mean(1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(data.mean()), float(low), float(high))
-
-
-def upper_bound(successes: int, trials: int) -> float:
-    """The upper 95 % confidence bound of a success rate (Clopper and Pearson, one-sided).
-
-    >>> round(upper_bound(0, 5), 2), round(upper_bound(0, 59), 2), upper_bound(3, 3)
-    (0.45, 0.05, 1.0)
-    """
-    from scipy.special import betaincinv  # slow to import
-
-    return 1.0 if successes == trials else float(betaincinv(successes + 1, trials - successes, CONFIDENCE))
+def place_of(trial: Trial) -> Place:
+    return trial.track, trial.defense, trial.trial, trial.round

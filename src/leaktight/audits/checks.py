@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from leaktight.audits.cells import CellTrials
-from leaktight.audits.verdict import MIN_TRIALS, works
-from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Trial
+from leaktight.audits.verdict import Panel
+from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track
 
-FALLEN = 0.9
-_EXACT = 1e-8
+MIN_TRIALS = 3
+FEW_DECOYS = 19
 
 
 @dataclass(frozen=True)
@@ -21,32 +21,42 @@ class Finding:
     attack: str | None = None
     defense: str | None = None
     adaptive: bool = False
+    track: Track = "diagnostic"
 
     def concerns(self, cell: CellTrials) -> bool:
         """Whether the finding is about this cell, or about its whole defense."""
         if self.attack is None:
-            return self.defense == cell.defense
-        return (self.attack, self.defense, self.adaptive) == (cell.attack, cell.defense, cell.adaptive)
+            return (self.track, self.defense) == (cell.track, cell.defense)
+        return (self.track, self.defense, self.attack, self.adaptive) == cell.key
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What the checks read. easier: how the attacked updates are easier than those of training, or None."""
 
-    cells: Sequence[CellTrials]
+    panel: Panel
     easier: str | None = None
 
     @property
-    def attacks(self) -> list[CellTrials]:
-        return [cell for cell in self.cells if cell.role == "attack"]
+    def cells(self) -> Sequence[CellTrials]:
+        return self.panel.cells
+
+    @property
+    def attacks(self) -> Sequence[CellTrials]:
+        return self.panel.attacks
 
     @property
     def undefended(self) -> list[CellTrials]:
         return [cell for cell in self.attacks if cell.defense == UNDEFENDED and cell.done]
 
     @property
-    def defenses(self) -> list[str]:
-        return [name for name in dict.fromkeys(cell.defense for cell in self.cells) if name != UNDEFENDED]
+    def defenses(self) -> list[tuple[Track, str]]:
+        found = dict.fromkeys((cell.track, cell.defense) for cell in self.cells)
+        return [(track, name) for track, name in found if name != UNDEFENDED]
+
+    def of(self, track: Track, defense: str) -> list[CellTrials]:
+        """The cells of a defense."""
+        return [cell for cell in self.cells if (cell.track, cell.defense) == (track, defense)]
 
 
 @dataclass(frozen=True)
@@ -84,49 +94,39 @@ def raise_flags(evidence: Evidence) -> list[Raised]:
 
 def _weak_attack(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.undefended:
-        if not works(cell):
-            yield _at(cell, f"{len(cell.leaked)} of {len(cell.done)} victims reconstructed without a defense")
+        if not evidence.panel.works(cell):
+            yield _at(cell, f"{len(cell.reconstructed)} of {len(cell.victims)} victims reconstructed without a defense")
 
 
 def _control_not_beaten(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.undefended:
         gains = {metric: cell.gain(metric) for metric in ("ssim", "psnr")}
         known = {metric: gain for metric, gain in gains.items() if gain is not None}
-        if known and all(gain.mean <= 0 for gain in known.values()):
-            shown = ", ".join(f"{metric} {gain.mean:+.2f}" for metric, gain in known.items())
+        if known and all(gain <= 0 for gain in known.values()):
+            shown = ", ".join(f"{metric} {gain:+.2f}" for metric, gain in known.items())
             yield _at(cell, f"against the best guess without the update: {shown}")
 
 
 def _unchanged(evidence: Evidence) -> Iterator[Finding]:
-    for defense in evidence.defenses:
-        done = [trial for cell in evidence.cells if cell.defense == defense for trial in cell.done]
+    for track, defense in evidence.defenses:
+        done = [trial for cell in evidence.of(track, defense) for trial in cell.done]
         same = {(trial.trial, trial.round) for trial in done if trial.update_changed is False}
         if same:
             tried = len({(trial.trial, trial.round) for trial in done})
-            yield Finding(f"in {len(same)} of {tried} updates", defense=defense)
+            yield Finding(f"in {len(same)} of {tried} updates", defense=defense, track=track)
 
 
 def _loss_stuck(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        stuck = [trial for trial in cell.done if _is_stuck(trial)]
-        if 2 * len(stuck) > len(cell.done):
+        stuck = [trial for trial in cell.done if trial.searches and trial.stuck]
+        if stuck:
             yield _at(cell, f"in {len(stuck)} of {len(cell.done)} trials")
-
-
-def _is_stuck(trial: Trial) -> bool:
-    first, last = trial.first_loss, trial.loss
-    return first is not None and last is not None and abs(first) > _EXACT and last > FALLEN * first
 
 
 def _not_finite(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        broken = [trial for trial in cell.done if trial.loss is None or _missing(trial)]
-        if broken:
-            yield _at(cell, f"in {len(broken)} of {len(cell.done)} trials")
-
-
-def _missing(trial: Trial) -> bool:
-    return any(score is None for scores in trial.scores.values() if scores is not None for score in scores)
+        if broken := cell.faults["gave values that are not finite"]:
+            yield _at(cell, f"in {broken} of {len(cell.done)} trials")
 
 
 def _too_few(evidence: Evidence) -> Iterator[Finding]:
@@ -144,14 +144,21 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
 
 def _no_control(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        if cell.done and cell.control("ssim") is None:
+        if cell.valid and cell.control("ssim") is None:
             yield _at(cell, "no control was finished on these victims")
 
 
 def _not_adaptive(evidence: Evidence) -> Iterator[Finding]:
-    for defense in evidence.defenses:
-        if not any(cell.adaptive and cell.done for cell in evidence.attacks if cell.defense == defense):
-            yield Finding("all attackers behaved as if there were no defense", defense=defense)
+    for track, defense in evidence.defenses:
+        if not any(cell.adaptive and cell.valid for cell in evidence.of(track, defense)):
+            yield Finding("all attackers behaved as if there were no defense", defense=defense, track=track)
+
+
+def _few_decoys(evidence: Evidence) -> Iterator[Finding]:
+    ranks = [trial.rank for cell in evidence.attacks for trial in cell.valid]
+    fewest = min((0 if rank is None else rank.decoys for rank in ranks), default=FEW_DECOYS)
+    if fewest < FEW_DECOYS:
+        yield Finding(f"{fewest} decoys for one of the victims")
 
 
 def _easier(evidence: Evidence) -> Iterator[Finding]:
@@ -160,13 +167,13 @@ def _easier(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _at(cell: CellTrials, detail: str) -> Finding:
-    return Finding(detail, cell.attack, cell.defense, cell.adaptive)
+    return Finding(detail, cell.attack, cell.defense, cell.adaptive, cell.track)
 
 
 CHECKS: Sequence[Check] = (
     Check(
         "attack-failed-undefended",
-        "an attack reconstructs fewer than half of the undefended victims",
+        "an attack neither reconstructs half of the undefended victims nor identifies them clearly",
         "its failure against a defense proves nothing; give it more iterations or restarts, or an easier update",
         _weak_attack,
     ),
@@ -184,13 +191,13 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         "loss-did-not-fall",
-        "in most trials the attack's own loss fell by less than a tenth",
-        "the search failed, and the guesses are the initial ones; change the step size, or allow more iterations",
+        "the attack's own loss fell by less than a hundredth in a trial, which is not valid",
+        "the search failed, and the guess is the initial one; change the step size, or allow more iterations",
         _loss_stuck,
     ),
     Check(
         "not-finite",
-        "a loss or a score is not a finite number",
+        "a loss or a score is not a finite number; the trial is not valid",
         'the attack diverged; lower its step size, or use precision = "float64"',
         _not_finite,
     ),
@@ -217,6 +224,12 @@ CHECKS: Sequence[Check] = (
         "no attacker who knows the defense was tried against it",
         "attackers can be expected to know the defense; run an adaptive attack, see docs/audit.md",
         _not_adaptive,
+    ),
+    Check(
+        "few-decoys",
+        f"fewer than {FEW_DECOYS} decoys were there for a victim",
+        "its identification shows little; use smaller batches or a larger data set",
+        _few_decoys,
     ),
     Check(
         "easier-than-training",

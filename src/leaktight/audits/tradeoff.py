@@ -53,7 +53,8 @@ def make_row(
 
     The time is that of the median round, since the first round also starts the worker processes.
     """
-    own = [cell for cell in cells if cell.role == "attack" and cell.defense == defense and cell.values(METRIC)]
+    attacks = [cell for cell in cells if cell.role == "attack" and cell.track == "diagnostic"]
+    own = [cell for cell in attacks if cell.defense == defense and cell.values(METRIC)]
     worst = max(own, key=lambda cell: max(cell.values(METRIC).values()), default=None)
     place = None if worst is None else worst.most_leaking(METRIC)
     interval = None if worst is None else worst.interval(METRIC)
@@ -88,28 +89,29 @@ def weigh(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Tradeoff:
 
 
 def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recommendation:
-    """Recommend the most accurate defense against which no attack found a leak.
+    """Recommend the most accurate defense with the verdict "nothing-found".
 
-    If there is none, recommend nothing and name the one that leaks least. If no attack works without a defense,
+    If there is none, recommend nothing and name the one that leaks least. If nothing was found without a defense,
     recommend nothing.
     """
-    words = {row.defense: [each for each in verdicts if each.defense == row.defense] for row in rows}
+    words = {each.defense: each.verdict for each in verdicts if each.track == "diagnostic"}
     base = next((row for row in rows if row.defense == UNDEFENDED), None)
-    if base is None or all(each.verdict == "cannot-conclude" for each in words[UNDEFENDED]):
+    if base is None or words.get(UNDEFENDED, "cannot-conclude") in ("cannot-conclude", "nothing-found"):
         return Recommendation(
             defense=None,
             because="No attack works even without a defense, so no defense can be judged; "
             "use stronger attacks or an easier update.",
         )
     others = [row for row in rows if row.defense != UNDEFENDED and row.accuracy is not None]
-    safe = [row for row in others if words[row.defense] and all(v.verdict == "not-found" for v in words[row.defense])]
+    safe = [row for row in others if words.get(row.defense) == "nothing-found"]
     if safe:
         best = max(safe, key=lambda row: (row.accuracy or 0.0, -(row.seconds_per_round or 0.0)))
         return Recommendation(defense=best.defense, because=_praise(best, base, safe))
+    others = [row for row in others if words.get(row.defense) != "cannot-conclude"]
     scored = [row for row in others if row.leak.worst is not None]
     least = min(scored, key=lambda row: row.leak.worst or 0.0, default=None)
     if least is None:
-        return Recommendation(defense=None, because="No defense could be judged; see the flags for the reasons.")
+        return Recommendation(defense=None, because="No defense could be judged; see the verdicts for the reasons.")
     return Recommendation(
         defense=None,
         because=f"None of these defenses passed: {least.defense} leaks least ({_leak(least)}), "
@@ -125,7 +127,7 @@ def _praise(best: TradeoffRow, base: TradeoffRow, safe: Sequence[TradeoffRow]) -
         same = abs(ratio - 1) <= SAME_TIME
         time = " A round takes about as long." if same else f" A round takes {ratio:.1f} times as long."
     return (
-        f"{best.defense} is {among} against which these attacks found no leak: {_leak(best)} against {_leak(base)} "
+        f"{best.defense} is {among} against which these attacks found nothing: {_leak(best)} against {_leak(base)} "
         f"without a defense; accuracy {_accuracy(best)} against {_accuracy(base)}.{time} "
         "This holds only for these attacks, this scenario and these settings."
     )

@@ -1,128 +1,274 @@
-"""The verdict on a defense: one of four words, and the reason in a sentence.
+"""The verdict on a defense: the worst over attackers and victims, as one of five words with its reason.
 
-- **leaks**: one attack reconstructed at least half of its victims.
-- **partly**: an attack reconstructed some of them, or came clearly closer to all of them than the controls (the 95 %
-  interval of the gain lies above 0.1 SSIM or 3 dB), or read over 70 % of the labels, which it was not given.
-- **not-found**: none of this, though one of the attacks reconstructs at least half of the victims without a defense
-  and was tried on at least three of them.
-- **cannot-conclude**: none of this, and no attack works even without a defense, or fewer than three trials were run.
+- **reconstructed**: an attack reconstructed a victim (`audits.cells`), and this is no coincidence: its guesses are
+  closer to their victims than to decoys (identification), or one of them is exact.
+- **identified**: no victim was reconstructed, but the guesses are closer to their victims than to decoys.
+- **labels-read**: neither, but an attack that was not given the labels read more of them than a guess would.
+- **nothing-found**: none of these, by any attack that works without the defense, on so many victims that fewer than
+  `confidence` of all victims are reconstructed, with 95 % confidence.
+- **cannot-conclude**: none of these, and too few valid trials of the attacks, or of them without the defense.
+
+Tests are exact for attacks that ignore the update, and corrected so that a run says more than nothing-found of such
+attacks in at most 5 % of cases. Verdicts rest on valid trials alone (`Trial.fault`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from leaktight.audits.cells import CellTrials, upper_bound
+from leaktight.audits.cells import CellKey, CellTrials
+from leaktight.audits.reasons import count, faults, found, named, remedy, scores, share
+from leaktight.audits.statistics import ERROR, clear_chance, holm, upper_bound, victims_needed
 from leaktight.report.words import listed
-from leaktight.results.schema import UNDEFENDED, Threat, Verdict, Word
+from leaktight.results.schema import (
+    UNDEFENDED,
+    WORDS,
+    AttackerVerdict,
+    Level,
+    Significance,
+    Track,
+    Trial,
+    Verdict,
+    Word,
+)
 
 MOST = 0.5
-MIN_TRIALS = 3
-CLEAR_GAIN: Mapping[str, float] = {"ssim": 0.1, "psnr": 3.0}
-CLEAR_LABELS = 0.7
+"""The least share of reconstructed victims for an attack to count as working."""
 
 
-def verdicts(cells: Sequence[CellTrials]) -> list[Verdict]:
-    """One verdict for each defense and each threat model. Who knows more can run the others' attacks too."""
-    attacks = [cell for cell in cells if cell.role == "attack"]
-    found = []
-    for defense in dict.fromkeys(cell.defense for cell in attacks):
-        for threat in dict.fromkeys(cell.threat for cell in attacks if cell.defense == defense):
-            able = [cell for cell in attacks if _within(cell.threat, threat)]
-            own = [cell for cell in able if cell.defense == defense]
-            undefended = {cell.attack: cell for cell in able if cell.defense == UNDEFENDED}
-            found.append(judge_defense(defense, threat, own, undefended))
-    return found
+@dataclass(frozen=True)
+class Finding:
+    """What one attack showed. advice: what to do if nothing can be concluded. victims: that the word rests on."""
+
+    cell: CellTrials
+    word: Word
+    because: str
+    advice: str = ""
+    victims: int = 0
+
+    @property
+    def strength(self) -> tuple[int, float, float]:
+        """For comparing attacks: the level, the share of victims that were reconstructed, the mean SSIM."""
+        score = self.cell.interval("ssim")
+        rate = self.cell.success_rate or 0.0
+        return -WORDS.index(self.word), rate, -2.0 if score is None else score.mean
 
 
-def judge_defense(
-    defense: str, threat: Threat, own: Sequence[CellTrials], undefended: Mapping[str, CellTrials]
-) -> Verdict:
-    """The verdict on one defense. own: the attacks on it. undefended: the same attacks without it, by name."""
-    done = [cell for cell in own if cell.done]
-    worst = max(done, key=_strength, default=None)
-    word: Word = "cannot-conclude"
-    because = f"every trial failed: {_first_error(own)}."
-    if worst is not None:
-        word, because = _weigh(worst, done, undefended)
-    return Verdict(
-        defense=defense,
-        threat=threat,
-        verdict=word,
-        because=because,
-        worst_attack=None if worst is None else worst.attack,
-        trial_id=None if worst is None else worst.most_leaking(),
-    )
+@dataclass(frozen=True)
+class Panel:
+    """All cells of a run, for judging them together.
 
+    confidence: the share of victims that nothing-found has to stay below. looks: how often the rule of the run looks at
+    the results before it ends. cut: whether the run's budget ended before its trials.
+    """
 
-def works(cell: CellTrials | None) -> bool:
-    """Whether an attack reconstructs at least half of its victims."""
-    return cell is not None and (cell.success_rate or 0) >= MOST
+    cells: Sequence[CellTrials]
+    confidence: float
+    looks: int = 1
+    cut: bool = False
+    attacks: Sequence[CellTrials] = field(init=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attacks", [cell for cell in self.cells if cell.role == "attack"])
 
-def _weigh(worst: CellTrials, done: Sequence[CellTrials], undefended: Mapping[str, CellTrials]) -> tuple[Word, str]:
-    if worst.leaked:
-        word: Word = "leaks" if works(worst) else "partly"
-        return word, f"{worst.attack} reconstructed {_victims(worst)}: {_scores(worst)}."
-    for cell in sorted(done, key=_strength, reverse=True):
-        if (reason := _traces(cell)) is not None:
-            return "partly", f"no victim was reconstructed, but {reason}."
-    names = listed(dict.fromkeys(cell.attack for cell in done))
-    proven = [cell for cell in done if works(undefended.get(cell.attack))]
-    if not proven:
-        return "cannot-conclude", (
-            f"{names} reconstructed nothing, but none of them reconstructs half of the victims even without a "
-            f"defense: {_scores(worst)}. Use stronger attacks or an easier update."
+    @cached_property
+    def _by_key(self) -> dict[CellKey, CellTrials]:
+        return {cell.key: cell for cell in self.attacks}
+
+    def cell(self, key: CellKey) -> CellTrials:
+        """The attack cell of this key."""
+        return self._by_key[key]
+
+    @cached_property
+    def identification(self) -> dict[CellKey, Significance]:
+        return self._tests["identification"]
+
+    @cached_property
+    def label_reading(self) -> dict[CellKey, Significance]:
+        return self._tests["labels"]
+
+    @cached_property
+    def _tests(self) -> dict[str, dict[CellKey, Significance]]:
+        tests: dict[str, dict[CellKey, Significance]] = {"identification": {}, "labels": {}}
+        for track in dict.fromkeys(cell.track for cell in self.attacks):
+            chances = self._chances(track)
+            for (kind, cell, chance), corrected in zip(chances, holm([each for *_, each in chances]), strict=True):
+                whole = min(1.0, self.looks * corrected)
+                tests[kind][cell.key] = Significance(victims=len(cell.victims), chance=chance, corrected=whole)
+        return tests
+
+    def _chances(self, track: Track) -> list[tuple[str, CellTrials, float]]:
+        return [
+            (kind, cell, chance)
+            for cell in self.attacks
+            if cell.track == track
+            for kind, chance in (("identification", cell.identification), ("labels", cell.label_reading))
+            if chance is not None
+        ]
+
+    def level(self, cell: CellTrials) -> Level | None:
+        """What the attack gets from the updates; None for nothing."""
+        identified = self._passed(self.identification, cell)
+        if cell.reconstructed and (identified or cell.exact):
+            return "reconstructed"
+        if identified:
+            return "identified"
+        return "labels-read" if self._passed(self.label_reading, cell) else None
+
+    def _passed(self, tests: Mapping[CellKey, Significance], cell: CellTrials) -> bool:
+        return cell.key in tests and tests[cell.key].corrected <= ERROR
+
+    def works(self, cell: CellTrials | None) -> bool:
+        """Whether an attack on undefended updates can serve as a positive control.
+
+        It reconstructs at least half of the victims, or identifies them so clearly that the same attack on unchanged
+        updates would fail to in at most 5 % of cases.
+        """
+        if cell is None:
+            return False
+        if self.level(cell) == "reconstructed" and (cell.success_rate or 0) >= MOST:
+            return True
+        test = self.identification.get(cell.key)
+        tests = len(self._chances(cell.track)) * self.looks
+        return test is not None and test.chance <= clear_chance(ERROR / tests)
+
+    def positive_control(self, cell: CellTrials) -> CellTrials | None:
+        """The same attack on undefended updates; for undefended updates of production, on diagnostic ones."""
+        if cell.defense != UNDEFENDED:
+            return self._by_key.get(cell.key._replace(defense=UNDEFENDED, adaptive=False))
+        return self._by_key.get(cell.key._replace(track="diagnostic")) if cell.track == "production" else None
+
+    @property
+    def needed(self) -> int:
+        """The victims that nothing-found needs."""
+        return victims_needed(self.confidence)
+
+    def finding(self, cell: CellTrials) -> Finding:
+        """What an attack showed about its defense."""
+        level = self.level(cell)
+        if level is not None:
+            test = (self.label_reading if level == "labels-read" else self.identification).get(cell.key)
+            return Finding(cell, level, found(level, cell, test), victims=len(cell.victims))
+        control = self.positive_control(cell)
+        shared = _shared(cell, control)
+        reason, advice = self._doubt(cell, control, shared)
+        if reason:
+            return Finding(cell, "cannot-conclude", f"{named(cell)} {reason}.", f"{advice}.", len(shared))
+        return Finding(cell, "nothing-found", self._nothing([cell], len(shared)), victims=len(shared))
+
+    def _doubt(self, cell: CellTrials, control: CellTrials | None, shared: Sequence[int]) -> tuple[str, str]:
+        """Why "found nothing" proves nothing, and what to do; two empty strings if it is proven."""
+        if not cell.valid:
+            return f"has no valid trial: {faults(cell)}", remedy(cell)
+        if cell.reconstructed:
+            return f"seems to reconstruct {share(cell)}, which may be chance", "Set more --trials"
+        nothing = f"found nothing on {count(cell)}"
+        asked = f"{self.needed} are needed to claim fewer than {100 * self.confidence:.0f} %"
+        if self.cut and len(shared) < self.needed:
+            return f"{nothing} when the budget was spent; {asked}", "raise --budget, and continue with --resume"
+        if not self.works(control):
+            if cell.defense == UNDEFENDED:
+                return (
+                    f"{nothing}, though there is no defense: {scores(cell)}",
+                    "Use a stronger attack or an easier update",
+                )
+            worked = "was not run" if control is None else f"reconstructs {share(control)}"
+            return f"{nothing}, but without the defense it {worked}", "Use a stronger attack or an easier update"
+        if len(shared) >= self.needed:
+            return "", ""
+        unchanged = sum(trial.update_changed is False for trial in cell.valid)
+        if unchanged:
+            return (
+                f"{nothing}, but the defense left the update unchanged in {unchanged} of {len(cell.valid)} trials",
+                "Raise its strength, or attack a round in which it acts",
+            )
+        broken = next((each for each in (cell, control) if each is not None and each.faults), None)
+        if broken is not None:
+            whose = "" if broken is cell else " without the defense"
+            return f"{nothing}, but trials{whose} are not valid: {faults(broken)}; {asked}", remedy(broken)
+        return f"{nothing}; {asked}", f"Set --trials {self.needed}, or ask for less with --confidence"
+
+    def _nothing(self, cells: Sequence[CellTrials], victims: int) -> str:
+        """That these attacks found nothing; the scores of the first."""
+        where = "on diagnostic updates" if cells[0].defense == UNDEFENDED else "without the defense"
+        whose = "" if len(cells) == 1 else f" by {named(cells[0])}"
+        return (
+            f"{listed(named(cell) for cell in cells)} reconstructed and identified none of {victims} victims (so with "
+            f"95 % confidence fewer than {100 * upper_bound(0, victims):.0f} % of all would be reconstructed): "
+            f"{scores(cells[0])}{whose}; {where} it reconstructs {share(self.positive_control(cells[0]))}."
         )
-    tried = max(len(cell.done) for cell in proven)
-    if tried < MIN_TRIALS:
-        return "cannot-conclude", f"{names} reconstructed nothing, but {tried} of {MIN_TRIALS} needed trials were run."
-    best = max((undefended[cell.attack] for cell in proven), key=_strength)
-    return "not-found", (
-        f"{names} reconstructed none of {tried} victims (so with 95 % confidence they reconstruct fewer than "
-        f"{100 * upper_bound(0, tried):.0f} % of all): {_scores(worst)} by {worst.attack}; without a defense "
-        f"{best.attack} reconstructed {_victims(best)}."
+
+    def verdicts(self) -> list[Verdict]:
+        """One verdict for each defense in each track."""
+        keys = dict.fromkeys((cell.track, cell.defense) for cell in self.attacks)
+        return [self.verdict(track, defense) for track, defense in keys]
+
+    def verdict(self, track: Track, defense: str) -> Verdict:
+        """The worst that any attack found."""
+        cells = [cell for cell in self.attacks if (cell.track, cell.defense) == (track, defense)]
+        findings = sorted((self.finding(cell) for cell in cells), key=lambda each: each.strength, reverse=True)
+        lead = self._lead(findings)
+        return Verdict(
+            defense=defense,
+            track=track,
+            threat=lead.cell.threat,
+            verdict=lead.word,
+            because=lead.because,
+            advice=lead.advice,
+            victims=lead.victims,
+            below=upper_bound(0, lead.victims) if lead.word == "nothing-found" else None,
+            worst_attack=lead.cell.attack,
+            trial_id=_example(lead.cell),
+            attackers=tuple(_attacker(each) for each in findings),
+        )
+
+    def _lead(self, findings: Sequence[Finding]) -> Finding:
+        """The finding that the verdict follows: a leak; else a doubt about an attack that works; else nothing-found."""
+        if findings[0].word not in ("cannot-conclude", "nothing-found"):
+            return findings[0]
+        able = [each for each in findings if self.works(self.positive_control(each.cell))]
+        doubtful = [each for each in able or findings if each.word == "cannot-conclude"]
+        if doubtful:
+            others = len(doubtful) - 1
+            more = f" The same holds for {listed(named(each.cell) for each in doubtful[1:])}." if others else ""
+            first = doubtful[0]
+            return Finding(first.cell, first.word, first.because + more, first.advice, first.victims)
+        fewest = min(each.victims for each in able)
+        because = self._nothing([each.cell for each in able], fewest)
+        return Finding(able[0].cell, "nothing-found", because, victims=fewest)
+
+
+def _attacker(finding: Finding) -> AttackerVerdict:
+    cell = finding.cell
+    return AttackerVerdict(
+        attack=cell.attack,
+        adaptive=cell.adaptive,
+        threat=cell.threat,
+        verdict=finding.word,
+        because=f"{finding.because} {finding.advice}".strip(),
+        victims=len(cell.victims),
+        reconstructed=len(cell.reconstructed),
     )
 
 
-def _traces(cell: CellTrials) -> str | None:
-    """What an attack learnt from the updates without a reconstruction, in words; None if nothing."""
-    for metric, least in CLEAR_GAIN.items():
-        gain = cell.gain(metric)
-        if gain is not None and len(cell.done) >= MIN_TRIALS and gain.low > least:
-            return f"{cell.attack} came closer than guesses without the update: {_scores(cell)}"
-    labels = cell.label_accuracy()
-    blind = "labels" not in cell.threat.knows
-    if labels is not None and blind and len(cell.done) >= MIN_TRIALS and labels.low > CLEAR_LABELS:
-        return f"{cell.attack} read {100 * labels.mean:.0f} % of the labels from the updates"
-    return None
+def _shared(cell: CellTrials, control: CellTrials | None) -> list[int]:
+    """The victims with a valid trial of the attack, on an update that the defense changed, and of its control."""
+    if control is None:
+        return []
+
+    def place(trial: Trial) -> tuple[int, int]:
+        return trial.trial, trial.round if cell.track == control.track else 0  # tracks attack different rounds
+
+    def acted(trial: Trial) -> bool:
+        return cell.defense == UNDEFENDED or trial.update_changed is not False
+
+    proven = {place(trial) for trial in control.valid}
+    return [group[0].trial for group in cell.victims if any(acted(trial) and place(trial) in proven for trial in group)]
 
 
-def _scores(cell: CellTrials) -> str:
-    """Mean SSIM and PSNR, with those of the controls."""
-    parts = []
-    for metric, form in (("SSIM", "{:z.2f}"), ("PSNR", "{:z.1f} dB")):
-        score, control = cell.interval(metric.lower()), cell.control(metric.lower())
-        if score is not None:
-            beside = "" if control is None else f" (without the update {form.format(control)})"
-            parts.append(f"{metric} {form.format(score.mean)} on average{beside}")
-    return ", ".join(parts) or "no score is finite"
-
-
-def _victims(cell: CellTrials) -> str:
-    return f"{len(cell.leaked)} of {len(cell.done)} victims"
-
-
-def _strength(cell: CellTrials) -> tuple[float, float]:
-    score = cell.interval("ssim")
-    return cell.success_rate or 0.0, -2.0 if score is None else score.mean
-
-
-def _within(threat: Threat, other: Threat) -> bool:
-    """Whether the attacker of `other` can do all that the attacker of `threat` can."""
-    same = threat.sees == other.sees and threat.server in (other.server, "curious")
-    return same and set(threat.knows) <= set(other.knows)
-
-
-def _first_error(cells: Sequence[CellTrials]) -> str:
-    return next((trial.error.rstrip(".") for cell in cells for trial in cell.trials if trial.error), "no reason")
+def _example(cell: CellTrials) -> str | None:
+    """The trial that shows the finding best: the most leaking one, of those that reconstructed if there are any."""
+    best = [trial for group in cell.reconstructed for trial in group]
+    return CellTrials(best, cell.controls).most_leaking() if best else cell.most_leaking()

@@ -1,6 +1,6 @@
 """Named threat models: who the attacker is, in a sentence, and the facts that this stands for. Imports nothing slow.
 
-The letters are those of Carletti et al., "SoK: Gradient Inversion Attacks in Federated Learning" (USENIX Security 2025).
+The letters are those of Carletti et al., "SoK: Gradient Inversion Attacks in Federated Learning", USENIX Security 2025;
 docs/threat-models.md explains how presets and letters compare.
 """
 
@@ -42,18 +42,18 @@ class ThreatPreset:
 
 PRESETS: Mapping[str, ThreatPreset] = {
     "diagnostic": ThreatPreset(
-        sentence="The worst case for one update: a curious server that is also told the labels of the victim's examples.",
+        sentence="The worst case for one update: a curious server that is also told the labels of the examples.",
         letter="C",
         beyond="labels are told",
         knows=tuple(sorted((*_RUNS_IT, "labels"))),
     ),
     "curious_server": ThreatPreset(
-        sentence="A server that follows the protocol and reads each client's update; it knows the local training and the "
-        "number of examples, but no labels.",
+        sentence="A server that follows the protocol and reads each client's update; it knows the local training and "
+        "the number of examples, but no labels.",
         letter="C",
     ),
     "informed_server": ThreatPreset(
-        sentence="A curious server that also knows which defense clients run and all its settings, but none of its secrets.",
+        sentence="A curious server that also knows the clients' defense and its settings, but none of its secrets.",
         letter="C",
         beyond="the defense is known",
         knows=tuple(sorted((*_RUNS_IT, "defense"))),
@@ -98,7 +98,7 @@ PRESETS: Mapping[str, ThreatPreset] = {
 
 @dataclass(frozen=True)
 class Placed:
-    """A threat model beside the presets. preset: the name of the nearest. also, without: the facts in which it differs."""
+    """A threat model beside the presets. preset: the nearest one's name. also, without: the facts that differ."""
 
     preset: str
     also: tuple[str, ...] = ()

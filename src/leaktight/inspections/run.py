@@ -7,18 +7,23 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
-from leaktight.audits.checks import FALLEN, Evidence, Raised, raise_flags
-from leaktight.audits.run import Watcher, cell_of, run_missing
-from leaktight.audits.trial import LABELS_FOUND, threat_of
-from leaktight.audits.verdict import judge_defense
+from leaktight.audits.checks import Evidence, Raised, raise_flags
+from leaktight.audits.plan import LABELS_FOUND
+from leaktight.audits.reasons import faults, scores
+from leaktight.audits.run import Watcher, run_missing
+from leaktight.audits.summary import cell_of
+from leaktight.audits.trial import threat_of
+from leaktight.audits.verdict import Panel
 from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured
 from leaktight.inspections.checks import check_capture, flag
 from leaktight.inspections.inspection import CAPTURED, Inspection
 from leaktight.inspections.truth import check_truth
 from leaktight.models.source import Normalize
+from leaktight.report.words import listed
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import (
+    FALLEN,
     SCHEMA_VERSION,
     Cell,
     Flag,
@@ -53,16 +58,17 @@ def run_inspection(
     store = open_store(folder.path)
     run_missing(inspection, list(inspection.by_id), store, executor, watcher or Watcher())
     trials = [store.trials[name] for name in inspection.by_id]
-    cells = gather(trials, inspection.seed)
+    cells = gather(trials)
+    panel = Panel(cells, confidence=1.0)
     scored = inspection.truth is not None
     shared = _SHARED_CHECKS | ({"no-control"} if scored else set())
-    raised = [each for each in raise_flags(Evidence(cells)) if each.check.code in shared]
+    raised = [each for each in raise_flags(Evidence(panel)) if each.check.code in shared]
     summary = Summary(
         schema_version=SCHEMA_VERSION,
         run=str(folder.path),
         command=command,
         scenario=dict(scenario),
-        cells=tuple(_cell(cell, raised, scored=scored) for cell in cells),
+        cells=tuple(_cell(cell, panel, raised, scored=scored) for cell in cells),
         metrics=metrics_of(trials),
         leaked_if=LEAKED_IF,
         verdicts=(_verdict(inspection, cells),),
@@ -73,12 +79,11 @@ def run_inspection(
         over_time=None,
         truth_given=scored,
     )
-    folder.write_summary(summary)
-    return summary
+    return folder.write_summary(summary)
 
 
-def _cell(cell: CellTrials, raised: Sequence[Raised], *, scored: bool) -> Cell:
-    trial, found = cell.trials[0], cell_of(cell, raised)
+def _cell(cell: CellTrials, panel: Panel, raised: Sequence[Raised], *, scored: bool) -> Cell:
+    trial, found = cell.trials[0], cell_of(cell, panel, raised)
     own = {"loss": trial.loss, "first_loss": trial.first_loss, "labels": trial.labels}
     return found.model_copy(update=own if scored else {**own, "success_rate": None})
 
@@ -121,21 +126,21 @@ def _named_so(module: nn.Module) -> bool:
 
 
 def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
-    """leaks: an image was reconstructed. partly: all labels were read. Otherwise cannot-conclude."""
+    """reconstructed: an image was, by the rule of audits. labels-read: all labels were. Otherwise cannot-conclude."""
     attacks = [cell for cell in cells if cell.role == "attack"]
-    threat = threat_of(inspection.threat)
-    done = [cell for cell in attacks if cell.done]
-    if not done or any(cell.leaked for cell in attacks):
-        return judge_defense(CAPTURED, threat, attacks, {})
-    best = min(done, key=_rank)
-    if inspection.truth is None:
-        word, because = _unscored(best)
+    valid = [cell for cell in attacks if cell.valid]
+    best = min(valid or attacks, key=_rank)
+    word: Word = "cannot-conclude"
+    if not valid:
+        because = f"no trial is valid: {listed(f'{cell.attack}: {faults(cell)}' for cell in attacks)}."
+    elif inspection.truth is None:
+        because = _unscored(best)
     else:
-        best = max(done, key=lambda cell: cell.values("ssim").get(cell.trials[0].id, -1.0))
-        word, because = _not_reconstructed(inspection, best, done)
+        best = max(valid, key=lambda cell: (len(cell.reconstructed), cell.values("ssim").get(cell.trials[0].id, -1.0)))
+        word, because = _scored(inspection, best, valid)
     return Verdict(
         defense=CAPTURED,
-        threat=threat,
+        threat=threat_of(inspection.threat),
         verdict=word,
         because=because,
         worst_attack=best.attack,
@@ -143,7 +148,7 @@ def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
     )
 
 
-def _unscored(best: CellTrials) -> tuple[Word, str]:
+def _unscored(best: CellTrials) -> str:
     start = "without the true images nothing can be scored; look at the pictures."
     fall = _fall(best)
     trial = best.done[0]
@@ -158,10 +163,12 @@ def _unscored(best: CellTrials) -> tuple[Word, str]:
         )
     read = trial.ledger.labels in LABELS_FOUND
     labels = f" Labels read from the update: {', '.join(map(str, trial.labels or ()))}." if read else ""
-    return "cannot-conclude", f"{start} {search}{labels}"
+    return f"{start} {search}{labels}"
 
 
-def _not_reconstructed(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]) -> tuple[Word, str]:
+def _scored(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]) -> tuple[Word, str]:
+    if best.reconstructed:
+        return "reconstructed", f"{best.attack} reconstructed it: {scores(best)}."
     chance = inspection.captured.seen.num_classes ** -float(inspection.captured.settings.num_examples)
     reader = next((cell for cell in done if cell.done[0].label_accuracy == 1.0), None)
     score = best.done[0].score("ssim")
@@ -170,7 +177,7 @@ def _not_reconstructed(inspection: Inspection, best: CellTrials, done: Sequence[
     beside = "" if control is None else f" (without the update {control:.2f})"
     failure = f"{', '.join(cell.attack for cell in done)} did not reconstruct it: {scored}{beside}"
     if reader is not None and chance < UNLIKELY:
-        return "partly", f"{failure}; but {reader.attack} read all its labels from the update."
+        return "labels-read", f"{failure}; but {reader.attack} read all its labels from the update."
     return "cannot-conclude", (
         f"{failure}. One update does not show whether a defense, a weak attack or a wrong setting is the reason: see "
         "the flags, give attacks more iterations, or run `leaktight audit` on a similar federation."

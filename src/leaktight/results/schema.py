@@ -266,7 +266,7 @@ class _Scored(Record):
         return self.model_copy(update=scores)
 
 
-class Test(Record):
+class Significance(Record):
     """A test over victims of "the guess does not depend on the update".
 
     chance: the probability of so good a result or a better one if that is true. corrected: for all tests of the run.
@@ -280,10 +280,10 @@ class Test(Record):
 class Cell(_Scored):
     """One attack on one defense, over all its trials.
 
-    valid: trials without a fault; faults: the number of the others by reason. reconstructed: valid trials that
-    reconstructed their victim. success_rate: their share. identification, label_reading: tests over the valid trials.
-    control: by metric, the score of the best guess without the update. first_loss, loss, labels: of an inspection's
-    only trial.
+    valid: trials without a fault; faults: the number of the others by reason. victims: with valid trials; several
+    rounds of one victim count once. reconstructed: how many of them were; success_rate: their share. identification,
+    label_reading: tests over the victims. control: by metric, the score of the best guess without the update.
+    first_loss, loss, labels: of an inspection's only trial.
     """
 
     attack: str
@@ -296,10 +296,11 @@ class Cell(_Scored):
     failed: int
     valid: int | None = None
     faults: dict[str, int] = {}
+    victims: int | None = None
     reconstructed: int | None = None
     success_rate: Figure = None
-    identification: Test | None = None
-    label_reading: Test | None = None
+    identification: Significance | None = None
+    label_reading: Significance | None = None
     control: dict[str, Figure] = {}
     seconds: Figure = None
     flags: tuple[str, ...] = ()
@@ -315,12 +316,12 @@ class Cell(_Scored):
 
     @property
     def judged(self) -> int:
-        """The number of trials that the success rate is about: the valid ones; in old files the finished ones."""
-        return self.done if self.valid is None else self.valid
+        """The number of victims that the success rate is about; in old files that of finished trials."""
+        return self.done if self.victims is None else self.victims
 
     @property
     def leaked(self) -> int | None:
-        """The number of trials that reconstructed their victim; None if not judged."""
+        """The number of victims that were reconstructed; None if not judged."""
         return None if self.success_rate is None else round(self.success_rate * self.judged)
 
 

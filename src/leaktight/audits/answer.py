@@ -1,0 +1,138 @@
+"""The result of an audit in five sentences: what leaks, to whom, how sure, what helps, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from leaktight.audits.cells import CellTrials
+from leaktight.report.words import listed, percent, threat_words
+from leaktight.results.schema import UNDEFENDED, WORDS, Answer, Track, Tradeoff, Verdict, Word
+
+_GIVES: dict[Word, str] = {
+    "reconstructed": "gives away its training images",
+    "identified": "gives away which images it was trained on, though no image was reconstructed",
+    "labels-read": "gives away the labels of its training images, though no image was found",
+    "nothing-found": "gave nothing away to these attacks",
+    "cannot-conclude": "cannot be judged by this run",
+}
+_SAME_TIME = 0.1
+
+
+def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> Answer | None:
+    """The answer of a run; None without a verdict."""
+    if not verdicts:
+        return None
+    lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: WORDS.index(each.verdict))
+    others = [each for each in verdicts if each.defense != UNDEFENDED and each.track == lead.track]
+    return Answer(
+        leaks=_leaks(lead, _undefended(verdicts, "production")),
+        to_whom=_to_whom(lead, others),
+        how_sure=_how_sure(lead, others),
+        helps=_helps(others),
+        costs=_costs([each.defense for each in others], cells, tradeoff),
+    )
+
+
+def _undefended(verdicts: Sequence[Verdict], track: Track) -> Verdict | None:
+    return next((each for each in verdicts if each.defense == UNDEFENDED and each.track == track), None)
+
+
+def _leaks(lead: Verdict, production: Verdict | None) -> str:
+    subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {lead.defense}"
+    attack = next((each for each in lead.attackers if each.attack == lead.worst_attack), None)
+    counted = ""
+    if attack is not None and lead.verdict == "reconstructed":
+        counted = f": {attack.attack} reconstructed {attack.reconstructed} of {attack.victims} victims"
+    text = f"{subject} {_GIVES[lead.verdict]}{counted}."
+    if production is not None and lead.track == "diagnostic":
+        text += f" That is the easiest update to attack; one of real training {_GIVES[production.verdict]}."
+    return text
+
+
+def _to_whom(lead: Verdict, others: Sequence[Verdict]) -> str:
+    if lead.verdict in ("nothing-found", "cannot-conclude"):
+        return f"Tried was: {_lower(threat_words(lead.threat))}"
+    knowing = [each.defense for each in others if _leaking(each) and "defense" in each.threat.knows]
+    more = f" Who also knows the defense gets through {listed(knowing)}." if knowing else ""
+    return threat_words(lead.threat) + more
+
+
+def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
+    claims = [each for each in others if each.verdict == "nothing-found"]
+    if claims:
+        fewest = min(claims, key=lambda each: each.victims or 0)
+        about = (
+            f"Nothing found means: none of {fewest.victims} victims, so fewer than {percent(fewest.below, 0)} of all "
+            "with 95 % confidence, by attacks that work without the defense."
+        )
+    else:
+        about = f"{lead.because[:1].upper()}{lead.because[1:]}"
+    return f"{about} Attacks that ignore the update would be taken for a leak in at most 5 % of runs."
+
+
+def _helps(others: Sequence[Verdict]) -> str:
+    if not others:
+        return "No defense was tried; name some with --defense."
+    groups = [
+        ("Nothing was found behind", [each for each in others if each.verdict == "nothing-found"]),
+        ("Not enough", [each for each in others if _leaking(each)]),
+        ("Not decided", [each for each in others if each.verdict == "cannot-conclude"]),
+    ]
+    first = "" if groups[0][1] else "None of the defenses tried. "
+    parts = [f"{name}: {listed(_with_word(each) for each in group)}." for name, group in groups if group]
+    return first + " ".join(parts)
+
+
+def _with_word(verdict: Verdict) -> str:
+    if not _leaking(verdict):
+        return verdict.defense
+    knowing = " by who knows it" if "defense" in verdict.threat.knows else ""
+    return f"{verdict.defense} ({verdict.verdict.replace('-', ' ')}{knowing})"
+
+
+def _leaking(verdict: Verdict) -> bool:
+    return verdict.verdict not in ("nothing-found", "cannot-conclude")
+
+
+def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> str:
+    if not defenses:
+        return "No defense, no cost."
+    if tradeoff is not None:
+        return _weighed(tradeoff)
+    base = _seconds(UNDEFENDED, cells)
+    times = {defense: _seconds(defense, cells) for defense in defenses}
+    known = [f"{name} {_ratio(own / base)}" for name, own in times.items() if own and base]
+    time = f"Time of a client's round: {listed(known)}. " if known else ""
+    return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
+
+
+def _weighed(tradeoff: Tradeoff) -> str:
+    base = next((row for row in tradeoff.rows if row.defense == UNDEFENDED), None)
+    parts = []
+    for row in tradeoff.rows:
+        if row.defense != UNDEFENDED and row.accuracy is not None:
+            time = base.seconds_per_round if base is not None else None
+            slower = f", time {_ratio(row.seconds_per_round / time)}" if row.seconds_per_round and time else ""
+            parts.append(f"{row.defense} {percent(row.accuracy)}{slower}")
+    accuracy = "" if base is None else f" (without a defense {percent(base.accuracy)})"
+    return f"Accuracy{accuracy}: {listed(parts)}." if parts else "No defense could be trained."
+
+
+def _seconds(defense: str, cells: Sequence[CellTrials]) -> float | None:
+    """The median time of a client's round."""
+    own = [cell for cell in cells if cell.defense == defense and cell.track == "diagnostic"]
+    times = [trial.client_seconds for cell in own for trial in cell.done if trial.client_seconds is not None]
+    return median(times) if times else None
+
+
+def _ratio(value: float) -> str:
+    """
+    >>> _ratio(1.04), _ratio(2.345)
+    ('about the same', 'x 2.3')
+    """
+    return "about the same" if abs(value - 1) <= _SAME_TIME else f"x {value:.1f}"
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
