@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.audits.scenes import SMALL
+from tests.audits.scenes import SMALL, small_config
 
 from leaktight.api.scenario import configure
+from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.config.settings import Config, load_config
 from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.core.errors import ConfigError
@@ -59,6 +60,21 @@ def test_python_takes_a_name() -> None:
     config = configure(None, {"threat": "malicious_server"}, scenario=AUDIT_SCENARIO)
     assert isinstance(config, Config)
     assert config.threat == ThreatModel.preset("malicious_server")
+
+
+def test_attacks_do_without_what_they_are_not_told(tmp_path: Path) -> None:
+    told, untold, blind = (
+        small_config(tmp_path, f"threat.preset={name}").attacks[0]
+        for name in ("diagnostic", "curious_server", "eavesdropper")
+    )
+    assert isinstance(told, CsDlg)
+    assert isinstance(untold, CsDlg)
+    assert isinstance(blind, CsDlg)
+    assert (told.labels_from, told.local) == ("given", "simulate")
+    assert (untold.labels_from, untold.local) == ("inferred", "simulate")
+    assert (blind.labels_from, blind.local) == ("inferred", "one_batch")
+    own = small_config(tmp_path, "threat.preset=curious_server", "attack.0.labels={kind='given'}").attacks[0]
+    assert own.labels_from == "given", "what is named is kept"
 
 
 @pytest.mark.parametrize(
