@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,13 @@ def test_presets_are_there_without_torch() -> None:
     code = "import sys, leaktight.core.threat_presets; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_page_has_every_preset_with_its_sentence_facts_and_letter() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "threat-models.md").read_text()
+    for name, preset in PRESETS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        _, _, who, knows, letter, _ = (cell.strip() for cell in row.split("|"))
+        assert who.startswith(preset.sentence)
+        assert knows == (", ".join(f"`{fact}`" for fact in preset.knows) or "nothing else")
+        assert letter == (f"{preset.letter}; {preset.beyond}" if preset.beyond else preset.letter)
