@@ -129,7 +129,8 @@ def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_trai
 
 
 def test_what_is_not_disclosed_is_a_failed_trial_with_its_reason(tmp_path: Path) -> None:
-    line = first_trial(small_experiment(tmp_path, "threat.knows=['batch_size', 'local_training']"))
+    told = "attack.0.labels={kind='given'}"
+    line = first_trial(small_experiment(tmp_path, "threat.knows=['batch_size', 'local_training']", told))
     assert line.status == "failed"
     assert "needs 'labels'" in (line.error or "")
     assert line.scores == {}
