@@ -39,8 +39,11 @@ def command(
     from leaktight.report.html import render_comparison, render_redacted, render_report
     from leaktight.report.runs import load_run
     from leaktight.report.tables import WRITERS
+    from leaktight.results.verify import doubt
 
     loaded = [load_run(folder) for folder in runs]
+    for doubtful in filter(None, (doubt(run.path) for run in loaded)):
+        typer.echo(f"warning: {doubtful}", err=True)
     if form != "html":
         text = WRITERS[form](loaded)
         if out is None:
