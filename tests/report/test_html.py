@@ -54,7 +54,7 @@ def test_the_top_answers_in_five_sentences(page: Page) -> None:
     assert "earlier version" not in top
 
 
-def test_an_older_file_says_by_whose_rules_it_was_judged(tmp_path: Path) -> None:
+def test_an_older_file_has_its_own_words_and_says_whose_rules_they_are(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run").add_all()
     content = made.content() | {"schema_version": 1}
     for name in ("answer", "spending", "confidence", "digest"):
@@ -71,9 +71,9 @@ def test_an_older_file_says_by_whose_rules_it_was_judged(tmp_path: Path) -> None
     assert page.faults == []
     assert page.text("h1") == "Without a defense, the update leaks training data."
     top = page.text("header")
-    assert "Judged by the rules of an earlier version" in top
-    assert "◐ Identified outpost" in top
-    assert "○ Nothing found" in page.text("verdicts")
+    assert "Judged by the rules of an earlier version." in top
+    assert "Leaks in part outpost" in " ".join(top.split())
+    assert "No leak found by these attacks" in page.text("verdicts")
     assert "3 of 3 trials leaked" in page.text("matrix")
     assert "Effort" not in page.text("assumptions")
 

@@ -119,7 +119,6 @@ def _environment() -> jinja2.Environment:
         claim=judgements.claim_words,
         chance=judgements.chance_words,
         metric=words.metric_words,
-        verdict=words.VERDICTS.__getitem__,
         symbol=lambda level: words.SYMBOLS.get(level, "·"),
     )
     environment.globals.update(
@@ -128,6 +127,7 @@ def _environment() -> jinja2.Environment:
         identification_words=judgements.identification_words,
         interval=words.interval,
         label_words=judgements.label_words,
+        verdict_words=judgements.verdict_words,
     )
     return environment
 

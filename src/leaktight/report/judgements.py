@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from leaktight.report.words import counted, percent, seconds
+from leaktight.report.words import VERDICTS, counted, percent, seconds
 from leaktight.results.schema import (
     Answer,
     AttackerVerdict,
@@ -20,6 +20,12 @@ from leaktight.results.schema import (
 
 SIGNIFICANT = 0.05
 """The largest corrected chance at which a test says that something was found."""
+EARLIER: Mapping[Word, str] = {
+    "reconstructed": "Leaks",
+    "identified": "Leaks in part",
+    "nothing-found": "No leak found by these attacks",
+}
+"""What files of schema version 1 called a verdict, where it differs."""
 MEANINGS: Mapping[Word, str] = {
     "reconstructed": "an attack rebuilt a victim's example, closer than any guess without the update",
     "identified": "too poor to show the example, but good enough to pick the victim out of others of its class",
@@ -47,6 +53,15 @@ ENDED: Mapping[str, str] = {
     "all trials": "all planned trials were run",
     "budget": "the budget was spent; raise --budget and --resume",
 }
+
+
+def verdict_words(word: Word, version: int) -> str:
+    """A verdict for readers, by the version of its file.
+
+    >>> verdict_words("identified", 2), verdict_words("identified", 1)
+    ('Identified', 'Leaks in part')
+    """
+    return EARLIER.get(word, VERDICTS[word]) if version == 1 else VERDICTS[word]
 
 
 def tracks_of(summary: Summary) -> tuple[Track, ...]:
