@@ -104,7 +104,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _trial(trial: Trial, name: str) -> Trial:
-    hidden = {
+    hidden: dict[str, object] = {
         "id": name,
         "client": CLIENT,
         "error": LEFT_OUT if trial.error else None,
