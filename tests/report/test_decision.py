@@ -16,6 +16,7 @@ from leaktight.report.decision import write_decision
 from leaktight.report.gate import check_gate, parse_gate
 from leaktight.report.junit import to_junit
 from leaktight.report.sarif import to_sarif
+from leaktight.report.verdicts import Place
 from leaktight.results.schema import (
     WORDS,
     AttackerVerdict,
@@ -124,8 +125,22 @@ def test_a_defense_without_a_verdict_passes_no_gate() -> None:
     failed = judged(verdict("none", "nothing-found"), training_failed={"lrp": "it\ndiverged"})
     with pytest.raises(LeaktightError, match=r"lrp .*: no verdict, training failed: it diverged"):
         check_gate(failed, "labels")
+    production = judged(verdict("noise", "nothing-found", "production"), training_failed={"noise (production)": "why"})
+    assert outcome(production, "labels") == 0, "the verdict counts"
     with pytest.raises(LeaktightError, match="the run has no verdict"):
         check_gate(made_summary(), "labels")
+
+
+def test_a_defense_that_the_budget_left_out_passes_no_gate() -> None:
+    planned = [Place("diagnostic", name) for name in ("none", "noise", "lrp")]
+    partly = judged(verdict("none", "reconstructed"), verdict("noise", "nothing-found"))
+    assert outcome(partly, "labels") == 0
+    with pytest.raises(LeaktightError, match=r"neither passed nor failed: lrp \(diagnostic\): no verdict"):
+        check_gate(partly, "labels", planned)
+    bare = judged(verdict("none", "reconstructed"))
+    with pytest.raises(LeaktightError, match="neither passed nor failed") as caught:
+        check_gate(bare, "labels", planned)
+    assert not isinstance(caught.value, LeakFoundError), "the undefended update does not count here"
 
 
 def test_a_crash_of_an_attack_that_works_passes_no_gate_behind_a_milder_leak() -> None:

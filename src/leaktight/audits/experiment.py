@@ -73,6 +73,7 @@ class TrialRunner:
             defense=spec.defense.name,
             defense_settings=dict(spec.defense.settings),
             adaptive=spec.attack.adaptive,
+            track=self.experiment.track,
             trial=spec.trial,
             round=spec.round,
             client=self.experiment.victim(spec.trial),

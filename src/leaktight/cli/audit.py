@@ -29,7 +29,9 @@ def command(
     adaptive: Annotated[
         bool, typer.Option("--adaptive/--no-adaptive", help="Also attack each defense with knowledge of it.")
     ] = True,
-    trials: Annotated[int | None, typer.Option(min=1, help="Victims for each attack on each defense.")] = None,
+    trials: options.Trials = None,
+    confidence: options.Confidence = None,
+    budget: options.Budget = None,
     out: options.Out = None,
     resume: options.Resume = False,
     workers: options.Workers = None,
@@ -40,7 +42,8 @@ def command(
 ) -> None:
     gate = chosen_gate(fail_on or (), dry_run=dry_run)
     named = {"attack": attack or (), "defense": defense or ()}
-    read_tables(config, overrides or (), named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
+    settings = [*(overrides or ()), *options.asked(trials=trials, confidence=confidence)]
+    read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.audit import plan
@@ -52,14 +55,14 @@ def command(
         "tradeoff" if context.command.name == "tradeoff" else "audit",
         config,
         adaptive=adaptive,
-        trials=trials,
-        settings=overrides or (),
+        budget=budget,
+        settings=settings,
         attacks=attack or (),
         defenses=defense or (),
         data_root=data_root,
     )
     check_possible(gate, planned)
-    announce(planned.experiment, planned.facts, Console(stderr=True))
+    announce(planned.experiments, planned.facts, Console(stderr=True))
     if not dry_run:
         summary = run_and_print(
             planned,
@@ -68,6 +71,5 @@ def command(
             resume=resume,
             workers=workers,
             as_json=as_json,
-            rounds=planned.rounds,
         )
-        check(gate, summary)
+        check(gate, planned, summary)

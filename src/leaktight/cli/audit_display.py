@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Protocol
@@ -15,6 +15,8 @@ from rich.text import Text
 
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
+from leaktight.audits.schedule import Wanted, fewest
+from leaktight.audits.states import training_name
 from leaktight.cli.console import called, print_json, resumable, say
 from leaktight.cli.display import MISSING, progress_bars, shown
 from leaktight.report.judgements import (
@@ -26,7 +28,7 @@ from leaktight.report.judgements import (
     tracks_of,
     victims_words,
 )
-from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact
+from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact, listed
 from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Track, Tradeoff, Trial, Verdict, Word
 
 STYLES: Mapping[Word, str] = {
@@ -43,22 +45,24 @@ TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its
 
 
 class AuditDisplay(Watcher):
-    """Progress bars on a terminal, plain lines elsewhere. rounds: of training per defense."""
+    """Progress bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, rounds: int, console: Console) -> None:
-        self.training, self.console = rounds, console
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self.progress = progress_bars(console, transient=True, disable=not console.is_terminal)
         self.done = self.total = 0
         self.trials = self.progress.add_task("trials", total=None, visible=False)
-        self.rounds: dict[str, TaskID] = {}
+        self.rounds: dict[str, tuple[TaskID, int]] = {}
 
-    def round_done(self, defense: str, row: Round) -> None:
-        if defense not in self.rounds:
-            self.rounds[defense] = self.progress.add_task(f"training, {defense}", total=self.training)
-        self.progress.update(self.rounds[defense], completed=row.round)
+    def training_begins(self, name: str, rounds: int) -> None:
+        self.rounds[name] = self.progress.add_task(f"training, {name}", total=rounds), rounds
+
+    def round_done(self, name: str, row: Round) -> None:
+        task, rounds = self.rounds[name]
+        self.progress.update(task, completed=row.round)
         if not self.console.is_terminal:
             accuracy = "" if row.accuracy is None else f", accuracy {100 * row.accuracy:.1f} %"
-            say(self.console, f"training, {defense}: round {row.round} of {self.training}{accuracy}")
+            say(self.console, f"training, {name}: round {row.round} of {rounds}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -71,6 +75,11 @@ class AuditDisplay(Watcher):
         self.progress.update(self.trials, completed=self.done)
         if not self.console.is_terminal:
             say(self.console, f"{self.done} of {self.total}: {trial_words(trial)}")
+
+    def looked(self, needed: Wanted, done: int) -> None:
+        self.done, self.total = done, len(needed.ids)
+        self.progress.update(self.trials, completed=done, total=self.total)
+        say(self.console, look_words(needed))
 
 
 class Planned(Protocol):
@@ -89,11 +98,10 @@ def run_and_print(
     resume: bool,
     workers: str | None,
     as_json: bool,
-    rounds: int = 0,
 ) -> Summary:
     """Run in the folder `out` with a display of the progress, then print the summary by `show` or as JSON."""
     errors, path = Console(stderr=True), planned.folder(out, resume=resume)
-    display = AuditDisplay(rounds, errors)
+    display = AuditDisplay(errors)
     with resumable(path, errors), display.progress:
         summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
     if as_json:
@@ -107,14 +115,25 @@ def run_and_print(
     return summary
 
 
-def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
+def announce(experiments: Sequence[Experiment], facts: Mapping[str, object], console: Console) -> None:
     """Print the scenario and the planned attacks."""
     for name, value in facts.items():
         say(console, f"{name}: {value}")
-    attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
+    experiment = experiments[0]
+    plain = [each for each in experiment.attacks if not each.adaptive and not each.undefended]
+    attacks = [f"{each.name} ({each.role})" for each in plain]
     knowing = [f"; {each.name} with knowledge of {each.against}" for each in experiment.attacks if each.adaptive]
+    control = [f"; {each.name} on none" for each in experiment.attacks if each.undefended]
     defenses = ", ".join(each.name for each in experiment.defenses)
-    say(console, f"{len(experiment.trials)} trials in total: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
+    least, most = fewest(experiments), sum(len(each.trials) for each in experiments)
+    number = f"{most} trials in total" if least == most else f"{least} to {most} trials"
+    say(console, f"{number}: {', '.join(attacks)} on {defenses}{''.join((*knowing, *control))}")
+
+
+def look_words(needed: Wanted) -> str:
+    """What the first look decided, on one line."""
+    first, second = (listed(training_name(*place) for place in places) for places in (needed.decided, needed.further))
+    return f"{needed.looks[0]} victims decided {first or 'nothing'}; {needed.looks[-1]} for {second or 'nothing'}"
 
 
 def trial_words(trial: Trial) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError, suggestion
 from leaktight.report.verdicts import Place, deciding, severity, worst_verdicts
@@ -22,13 +22,14 @@ def parse_gate(levels: Sequence[str]) -> str | None:
     return levels[0] if levels else None
 
 
-def check_gate(summary: Summary, level: str) -> None:
+def check_gate(summary: Summary, level: str, planned: Iterable[Place] = ()) -> None:
     """Raise LeakFoundError if a verdict that counts is `level` or worse, else LeaktightError if one is missing.
 
     Verdicts on defended updates count, of all tracks; those on undefended ones only in a run without a defense.
+    planned: all that was to be attacked, so that nothing is missed that a spent budget left out.
     """
     limit = severity(GATES[level])
-    entries = deciding(summary)
+    entries = deciding(summary, planned)
     leaks = [
         f"{place}: {_found(entry)}" for place, entry in entries.items() if entry and severity(entry.verdict) <= limit
     ]
@@ -57,7 +58,7 @@ def _found(entry: Verdict) -> str:
 def _unsure(place: Place, entry: Verdict | None, summary: Summary) -> Iterator[str]:
     """Why the verdict does not show that nothing worse was there to be found."""
     if entry is None:
-        reason = summary.training_failed.get(place.defense)
+        reason = summary.training_failed.get(place.training)
         yield f"{place}: no verdict" + (f", training failed: {reason}" if reason else "")
     elif entry.verdict == "cannot-conclude":
         yield f"{place}: cannot conclude, {_sentences(entry.because, entry.advice)}"
