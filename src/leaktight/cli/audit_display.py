@@ -155,7 +155,7 @@ def print_audit(summary: Summary, console: Console) -> None:
         console.print(cells_table(summary, letters, track))
         _print_faults(summary, track, console)
         console.print()
-    _say(console, f"rebuilt: {summary.leaked_if}")
+    _say(console, f"a victim counts as rebuilt {summary.leaked_if}")
     _say(console, f"assumed: {ledger_words(summary.ledger)}")
     for name, value in spending_facts(summary.spending, None).items():
         _say(console, f"{name.lower()}: {value}")

@@ -82,7 +82,7 @@ def leaked_words(cell: Cell) -> str:
         return "no valid trial" if cell.done else "all trials failed"
     if cell.leaked is None:
         return counted(cell.judged, "trial")
-    if cell.valid is None:
+    if cell.victims is None:
         return f"{cell.leaked} of {counted(cell.judged, 'trial')} leaked"
     return f"{cell.leaked} of {cell.judged} reconstructed"
 

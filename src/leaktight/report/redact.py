@@ -77,15 +77,15 @@ def _scrubber(run: Run) -> Scrub:
     tables = _tables(run.config)
     clients = [trial.client for trial in run.trials]
     errors = [trial.error for trial in run.trials if trial.error] + list(run.summary.training_failed.values())
-    places = [str(run.path), str(run.path.resolve()), run.summary.run, str(Path.cwd()), str(Path.home())]
-    places += _places(tables)
-    places += [PureWindowsPath(place).name for place in places]
+    places = [str(run.path), str(run.path.resolve()), run.summary.run, *_places(tables)]
+    names = [PureWindowsPath(place).name for place in places]
     patterns = [
         (_any_of([*errors, *(error.rstrip(".") for error in errors)]), LEFT_OUT),
         (_any_of([*clients, *_targets(tables)]), CLIENT),
-        (_any_of(places), LEFT_OUT),
+        (_any_of(each for each in [*places, str(Path.cwd()), str(Path.home())] if _is_place(each)), LEFT_OUT),
         (_PATH, LEFT_OUT),
         (_FILE, LEFT_OUT),
+        (_any_of([*places, *names]), LEFT_OUT),
     ]
 
     def scrub(text: str) -> str:
