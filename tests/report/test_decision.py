@@ -9,7 +9,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.results.made import THREAT, changed, made_cell, made_summary
+from tests.results.made import KNOWING, THREAT, changed, made_cell, made_summary
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
 from leaktight.report.decision import write_decision
@@ -115,6 +115,11 @@ def test_the_message_names_defense_track_level_and_attack() -> None:
         "--fail-on reconstructed can be neither passed nor failed: dp (diagnostic): cannot conclude, the reason for "
         "cannot-conclude. Set --trials 20; see runs/made"
     )
+
+
+def test_the_message_says_whether_the_attacker_knows_the_defense() -> None:
+    with pytest.raises(LeakFoundError, match="noise .*: identified by csdlg with knowledge of the defense; see"):
+        check_gate(judged(verdict("noise", "identified", threat=KNOWING)), "identified")
 
 
 def test_a_defense_without_a_verdict_passes_no_gate() -> None:

@@ -52,7 +52,8 @@ def _line(text: str) -> str:
 
 
 def _found(entry: Verdict) -> str:
-    return entry.verdict.replace("-", " ") + (f" by {entry.worst_attack}" if entry.worst_attack else "")
+    knowing = " with knowledge of the defense" if "defense" in entry.threat.knows else ""
+    return entry.verdict.replace("-", " ") + (f" by {entry.worst_attack}{knowing}" if entry.worst_attack else "")
 
 
 def _unsure(place: Place, entry: Verdict | None, summary: Summary) -> Iterator[str]:
