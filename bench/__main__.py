@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import attacks, defenses, engine, flower, paillier, secret, startup
+from bench import attacks, calibration, defenses, engine, flower, paillier, secret, startup
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
@@ -20,9 +20,16 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    names = f"{', '.join(BENCHMARKS)}; or calibration, and which of {', '.join(calibration.PARTS)}: not part of all"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where to put pictures; only attacks has some")
     chosen = parser.parse_args()
+    if chosen.names[:1] == ["calibration"]:
+        wrong = [name for name in chosen.names[1:] if name not in calibration.PARTS]
+        if wrong:
+            parser.error(f"unknown calibration {wrong[0]!r}; choose from: {', '.join(calibration.PARTS)}")
+        calibration.main(chosen.names[1:])
+        parser.exit()
     unknown = [name for name in chosen.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"unknown benchmark {unknown[0]!r}; choose from: {', '.join(BENCHMARKS)}")

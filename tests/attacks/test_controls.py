@@ -13,8 +13,9 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor
 
-from leaktight.attacks.controls import MeanImage, NearestPublicImage
+from leaktight.attacks.controls import MeanImage
 from leaktight.attacks.labels.rules import Geng
+from leaktight.attacks.retrieval import NearestPublicImage
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import Attack
 from leaktight.core.tasks import WordRecognition

@@ -17,7 +17,7 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.attacks.controls import MeanImage, NearestPublicImage, PriorOnly
+from leaktight.attacks.controls import MeanImage, PriorOnly, PublicImage
 from leaktight.attacks.exact.linear_inversion import LinearInversion
 from leaktight.attacks.exact.rgap import RGap
 from leaktight.attacks.generative.ggl import Ggl
@@ -33,6 +33,7 @@ from leaktight.attacks.presets.glaus import Glaus
 from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
+from leaktight.attacks.retrieval import NearestPublicImage
 from leaktight.config.catalogue import ATTACKS, MODELS
 from leaktight.core.errors import NotDisclosedError
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
@@ -99,6 +100,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "glaus": (GLAUS, lambda: asked(GLAUS, batch=1, defense=MinMaxSampling())),
     "prior_only": (PriorOnly(**QUICK), smooth),
     "mean_image": (MeanImage(), smooth),
+    "public_image": (PublicImage(), smooth),
     "nearest_public_image": (NearestPublicImage(), smooth),
 }
 every_attack = pytest.mark.parametrize("kind", CASES)

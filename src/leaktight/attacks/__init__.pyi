@@ -1,6 +1,6 @@
 from .controls import MeanImage as MeanImage
-from .controls import NearestPublicImage as NearestPublicImage
 from .controls import PriorOnly as PriorOnly
+from .controls import PublicImage as PublicImage
 from .exact.linear_inversion import LinearInversion as LinearInversion
 from .exact.rgap import RGap as RGap
 from .generative.ggl import Ggl as Ggl
@@ -23,5 +23,6 @@ from .presets.glaus import Glaus as Glaus
 from .presets.gradinversion import GradInversion as GradInversion
 from .presets.idlg import IdlgAttack as IdlgAttack
 from .presets.inverting_gradients import InvertingGradients as InvertingGradients
+from .retrieval import NearestPublicImage as NearestPublicImage
 
 __all__: list[str]

@@ -1,168 +1,146 @@
-"""Negative controls: guesses with little or no use of the update, which an attack must beat."""
+"""Negative controls: guesses by all that an attacker may know but the update, which an attack must beat.
+
+In an audit a control is told the labels and the number of examples, has public data, and is given no update.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
-from leaktight.attacks.labels.rules import Idlg
 from leaktight.attacks.matching.attack import Matching
-from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
-from leaktight.core.errors import UsageError, require_at_least
+from leaktight.core.errors import require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
-from leaktight.core.rng import Rng, global_seed
-from leaktight.core.tensors import cloned
+from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Reconstruction
-from leaktight.fl.local import Trainer, loss_and_gradient
-from leaktight.models.source import require_choice
-from leaktight.models.surgery import mode_of
+
+
+@dataclass(frozen=True)
+class Control(Attack):
+    """A guess that does not depend on the update. draws: an audit asks it so often and takes each example's best."""
+
+    @property
+    def searches(self) -> bool:
+        return False
+
+    @property
+    def draws(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanImage(Attack):
-    """The same image for every example: the mean of the public data if disclosed, else mid-grey.
+class MeanImage(Control):
+    """The mean of the public images of each example's class; of all where the class is unknown or has none.
 
-    It ignores the update. The answer has one image if the number of examples is not disclosed. Labels are those
-    disclosed, else random (for words: empty). The loss is NaN.
+    Mid-grey without public data. Without a number of examples the answer has one image for each disclosed label, or one
+    image. Labels are those disclosed, else random (for words: empty). The loss is NaN.
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         first = require_seen(self, seen)
+        if first.public_data is None:
+            grey = Images.require(type(self).__name__, first.inputs).grey()
+            return _answer(first, lambda label: grey, "grey", rng, progress)
         public = first.public_data
-        image = Images.require(type(self).__name__, first.inputs).grey() if public is None else public.inputs.mean(0)
-        count = first.batch_size or 1
-        guess = Batch(image.expand(count, *image.shape).clone(), _blind_labels(first, count, rng))
-        if progress is not None:
-            progress(0, float("nan"), guess.inputs)
-        notes = {"source": "grey" if public is None else "public data"}
-        return Reconstruction(guess, float("nan"), notes, first_loss=float("nan"))
+        return _answer(first, lambda label: _of_class(first, public, label).mean(0), "public data", rng, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestPublicImage(Attack):
-    """The public images whose gradients have the largest cosine with the update, one per example, none twice.
+class PublicImage(Control):
+    """A random public image of each example's class; of any class where it is unknown or has none.
 
-    It shows what retrieval achieves without reconstruction. The gradient of each public image is that of a batch of one
-    with its own label, on the model sent. Only the first update is used, a delta as minus the gradient. The answer has
-    one image if the number of examples is not disclosed. The loss is the mean of 1 - cosine.
-    If labels are disclosed or inferred by `labels`, the answer has for each the nearest image of its class, or of any
-    class if none is left. Otherwise it has the nearest of all, which for a batch are often of the one class that
-    dominates the update.
-    candidates: number of public images to compare, drawn at random, >= 1; None: all. mode: of batch norm.
+    draws: how often an audit draws; the best of them for each example is the control's score, >= 1.
+    Labels and the number of images are those of `mean_image`. The loss is NaN.
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
 
-    labels: LabelStrategy | None = None
-    candidates: int | None = 512
-    mode: Literal["train", "eval"] = "train"
+    draws: int = 5
 
     def __post_init__(self) -> None:
-        require_at_least(1, candidates=self.candidates)
-        require_choice("mode", self.mode, ("train", "eval"))
-
-    @property
-    def labels_from(self) -> LabelSource:
-        return "not needed" if self.labels is None else self.labels.source
+        require_at_least(1, draws=self.draws)
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         first = require_seen(self, seen)
         require(first, *self.requires)
-        public, count = first.public_data, first.batch_size or 1
-        if public is None or len(public) < count:
-            raise UsageError(
-                f"expected at least {count} public images, got {0 if public is None else len(public)}; disclose more"
-            )
-        pool = torch.randperm(len(public), generator=rng.child("pool").public())
-        pool = pool[: max(self.candidates or len(public), count)]
-        distances = self._distances(first, Batch(public.inputs[pool], public.targets[pool]), rng, progress)
-        wanted = self._wanted(first, count, rng)
-        best = distances.argsort(stable=True)[:count]
-        if wanted is not None:
-            best = _nearest_by_class(distances, public.targets[pool], wanted)
-        chosen = pool[best]
-        return Reconstruction(
-            Batch(public.inputs[chosen].clone(), public.targets[chosen].clone()),
-            float(distances[best].mean()),
-            {"places": chosen.tolist(), "distances": distances[best].tolist()},
-            first_loss=float(distances[0]),
-        )
+        public, generator = first.public_data, rng.child("images").public()
+        assert public is not None
 
-    def _wanted(self, seen: Observation, count: int, rng: Rng) -> Tensor | None:
-        """The labels by which images are chosen, (N,), or None."""
-        if not seen.task.one_class:
-            return None
-        if seen.labels is not None and len(seen.labels) == count:
-            return seen.labels
-        return None if self.labels is None else self.labels.infer(seen, count, rng=rng.child("labels"))
+        def drawn(label: int | None) -> Tensor:
+            images = _of_class(first, public, label)
+            return images[int(torch.randint(len(images), (), generator=generator))]
 
-    def _distances(self, seen: Observation, public: Batch, rng: Rng, progress: Progress | None) -> Tensor:
-        """1 - cosine between each public image's gradient and the update, (N,)."""
-        sign = -1.0 if seen.update.kind == "delta" else 1.0
-        target = {name: sign * tensor for name, tensor in seen.update.tensors.items()}
-        objective = Cosine()
-        prepared = objective.prepare(target, seen.model, seen.inputs.shape)
-        trainer = Trainer(seen.model, LocalTraining(), seen.task, mode=self.mode)
-        distances: list[float] = []
-        with mode_of(seen.model, self.mode), global_seed(rng.child("dropout")):
-            for place in range(len(public)):
-                one = Batch(public.inputs[place : place + 1], public.targets[place : place + 1])
-                buffers = cloned(seen.broadcast.buffers)  # batch norm updates them in place
-                _, gradient = loss_and_gradient(trainer, seen.broadcast.params, buffers, one)
-                distances.append(float(objective.loss(gradient, prepared)))
-                if progress is not None:
-                    progress(place, min(distances), None)
-        return torch.tensor(distances, dtype=torch.float64)
-
-
-def _nearest_by_class(distances: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
-    """For each label the index of the nearest image of that class, or of any class if none is left; none twice."""
-    order: list[int] = distances.argsort(stable=True).tolist()
-    known: list[int] = classes.tolist()
-    chosen: list[int] = []
-    for label in wanted.tolist():
-        place = next((place for place in order if known[place] == label), order[0])
-        order.remove(place)
-        chosen.append(place)
-    return torch.tensor(chosen)
-
-
-def _blind_labels(seen: Observation, count: int, rng: Rng) -> Tensor:
-    """Labels (N,) that do not depend on the update."""
-    if seen.labels is not None and len(seen.labels) == count:
-        return seen.labels.clone()
-    return seen.task.blind_targets(count, seen.num_classes, rng.child("labels").public())
+        return _answer(first, drawn, "public data", rng, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriorOnly(Preset):
+class KnownOrBlind(LabelStrategy):
+    """The disclosed labels; where there are none, labels that do not depend on the update."""
+
+    source: ClassVar[LabelSource] = "not needed"
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        if seen.labels is not None and len(seen.labels) == num_examples:
+            return seen.labels.clone()
+        return seen.task.blind_targets(num_examples, seen.num_classes, rng.public())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorOnly(Preset, Control):
     """Negative control: a search by total variation alone, without the update."""
 
     iterations: int = 500
     learning_rate: float = 0.025
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels is not None and self.labels.source == "inferred":
+            raise ValueError("expected prior_only without a rule that reads labels from the update; leave labels out")
+
     @property
     def wants_labels(self) -> bool:
-        return True  # its own strategy, Idlg, is for one example only
+        return False
 
     def matching(self) -> Matching:
         return replace(
             self.shared(),
             objective=None,
-            labels=self.labels or Idlg(),
+            labels=self.labels or KnownOrBlind(),
             priors=((1.0, TotalVariation()),),
             optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay="steps"),
         )
+
+
+def _of_class(seen: Observation, public: Batch, label: int | None) -> Tensor:
+    """The public images of a class; all where it is unknown or has none."""
+    if label is None or not seen.task.one_class:
+        return public.inputs
+    own = public.inputs[public.targets == label]
+    return own if len(own) else public.inputs
+
+
+def _answer(
+    seen: Observation, image: Callable[[int | None], Tensor], source: str, rng: Rng, progress: Progress | None
+) -> Reconstruction:
+    """One image for each example. image: maps a class, or None where it is unknown, to an image (C, H, W)."""
+    known = seen.labels
+    count = seen.batch_size or (1 if known is None else len(known))
+    labels = KnownOrBlind().infer(seen, count, rng=rng.child("labels"))
+    classed = known is not None and len(known) == count and seen.task.one_class
+    classes: list[int | None] = labels.tolist() if classed else [None] * count
+    guess = Batch(torch.stack([image(label) for label in classes]), labels)
+    if progress is not None:
+        progress(0, float("nan"), guess.inputs)
+    return Reconstruction(guess, float("nan"), {"source": source}, first_loss=float("nan"))

@@ -5,34 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple, TypedDict
 
+import numpy as np
 import torch
 from torch import nn
 
-from leaktight.audits.plan import Experiment, TrialSpec
+from leaktight.attacks.controls import Control
+from leaktight.audits.blind import LabelDraws, blind_labels
+from leaktight.audits.decoys import DecoyPool, identify
+from leaktight.audits.plan import LABELS_FOUND, Experiment, TrialSpec
 from leaktight.audits.trial import (
-    LABELS_FOUND,
     Attempted,
     Finished,
+    Judged,
     attempt,
+    best_of,
+    digest_of,
+    extractor,
     judge,
     ledger_of,
     picture_paths,
     threat_of,
+    without_update,
 )
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of, unpack
-from leaktight.core.types import Batch, Broadcast, Observation, Params, RoundTrace
+from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, RoundTrace
 from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train
-from leaktight.metrics import BuiltMetrics, Resources, build_metrics
-from leaktight.results.schema import SCHEMA_VERSION, Pictures, TrialHead, TrialOutcome
+from leaktight.metrics import BuiltMetrics, Resources, build_metrics, metric_spec
+from leaktight.results.schema import SCHEMA_VERSION, Pictures, Rank, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
 PUBLIC_EXAMPLES = 512
+
+
+class Played(NamedTuple):
+    """The rounds of a trial, the last of which is attacked, and what the attacker saw of each.
+
+    seconds: of the victim's last round, training and defense.
+    """
+
+    traces: list[RoundTrace]
+    seen: list[Observation]
+    seconds: float
+
+
+class Chances(TypedDict, total=False):
+    """Fields of `TrialOutcome` that compare a guess with guesses without the update."""
+
+    rank: Rank
+    decoy_scores: dict[str, tuple[float, ...]]
+    label_accuracy: float
+    label_chance: float
+    blind_labels: float
 
 
 @dataclass(frozen=True)
@@ -49,14 +79,38 @@ class TrialRunner:
 
     @cached_property
     def metrics(self) -> BuiltMetrics:
-        return build_metrics(self.experiment.settings.image_metrics, Resources(root=self.experiment.data_root))
+        """The metrics that are the same for every trial."""
+        names = [name for name in self.experiment.settings.image_metrics if not metric_spec(name).needs_features]
+        return build_metrics(names, Resources(root=self.experiment.data_root))
+
+    def metrics_on(self, model: nn.Module, params: Params, buffers: Params) -> BuiltMetrics:
+        """All metrics, for a trial that attacks this network."""
+        names = [name for name in self.experiment.settings.image_metrics if metric_spec(name).needs_features]
+        if not names:
+            return self.metrics
+        extract = extractor(model, params, buffers)
+        own = build_metrics(names, Resources(root=self.experiment.data_root, extract=extract))
+        return BuiltMetrics({**self.metrics.metrics, **own.metrics}, {**self.metrics.unavailable, **own.unavailable})
 
     @cached_property
     def public_data(self) -> Batch:
         """Up to 512 examples of the test set, which no client holds."""
         test = self.experiment.federation.dataset.test
-        order = torch.randperm(len(test), generator=Rng(self.experiment.seed).child("public").public())
-        return test.batch(order[:PUBLIC_EXAMPLES])
+        place = Rng(self.experiment.seed, key=self.experiment.federation.rng.key).child("public")
+        return test.batch(place.secret().permutation(len(test))[:PUBLIC_EXAMPLES])
+
+    @cached_property
+    def decoys(self) -> DecoyPool:
+        federation = self.experiment.federation
+        held = torch.cat([torch.arange(share.start, share.validation) for share in federation.shares.values()])
+        examples = federation.examples if len(held) == len(federation.examples) else federation.examples.take(held)
+        return DecoyPool(examples, federation.dataset.task.one_class)
+
+    @cached_property
+    def labels(self) -> LabelDraws:
+        federation = self.experiment.federation
+        targets = federation.examples.targets
+        return LabelDraws.of([targets[share.start : share.validation] for share in federation.shares.values()])
 
     def __call__(self, job: str, tell: Tell[object]) -> Finished:
         """Run the trial with the id `job`."""
@@ -73,6 +127,7 @@ class TrialRunner:
             defense=spec.defense.name,
             defense_settings=dict(spec.defense.settings),
             adaptive=spec.attack.adaptive,
+            searches=spec.attack.value.searches,
             track=self.experiment.track,
             trial=spec.trial,
             round=spec.round,
@@ -89,34 +144,76 @@ class TrialRunner:
         federation = experiment.attacked_federation(spec.defense.value, spec.trial)
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)
-        trace, seen = self._play(spec, federation, lambda trace: threat.observe(trace, victim))
-        rng = experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
-        found = spec.attack.value.reconstruct(seen, rng=rng)
-        truth = truth_of(trace, [victim] if threat.sees == "client" else sorted(trace.clients))
-        judged = judge(found.guess, truth, self.metrics)
-        ledger = ledger_of(experiment, spec, trace, victim, threat, found, queries=len(seen))
+        state = self._state(spec, federation)
+        played = self._play(spec, federation, state, lambda trace: threat.observe(trace, victim))
+        trace = played.traces[-1]
+        found = self._guesses(spec, played.seen)
+        members = [victim] if threat.sees == "client" else sorted(trace.clients)
+        truth = truth_of(trace, members)
+        metrics = self.metrics_on(federation.trainer.model, state.server.params, state.server.buffers)
+        judged = best_of([judge(each.guess, truth, metrics) for each in found])
         true, guess = picture_paths(spec.id)
         outcome = TrialOutcome(
-            ledger=ledger,
+            ledger=ledger_of(experiment, spec, trace, victim, threat, found[0], queries=len(played.seen)),
+            examples=digest_of(truth),
+            guesses=judged.guesses,
             scores=judged.scores,
             metrics=judged.notes,
-            label_accuracy=judged.label_accuracy if ledger.labels in LABELS_FOUND else None,
-            loss=found.loss,
-            first_loss=found.first_loss,
+            loss=found[0].loss,
+            first_loss=found[0].first_loss,
             update_changed=self._changed(spec, federation, trace, victim),
+            client_seconds=played.seconds,
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
+            **self._against_chance(spec, played.traces, members, judged),
         )
         return outcome, {true: judged.truth, guess: judged.guess}
 
-    def _play(
-        self, spec: TrialSpec, federation: Federation, observe: Callable[[RoundTrace], Observation]
-    ) -> tuple[RoundTrace, list[Observation]]:
-        """Run the attacked round, or all that an active attack asks for. Gives the last one and all observations."""
-        state = self._state(spec, federation)
+    def _guesses(self, spec: TrialSpec, seen: Sequence[Observation]) -> list[Reconstruction]:
+        """The guess of an attack; those of a control, which sees no update and may be asked several times."""
         attack = spec.attack.value
+        rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
+        if spec.attack.role == "attack":
+            return [attack.reconstruct(seen, rng=rng)]
+        blind = [without_update(each) for each in seen]
+        draws = attack.draws if isinstance(attack, Control) else 1
+        return [attack.reconstruct(blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)]
+
+    def _against_chance(
+        self, spec: TrialSpec, traces: Sequence[RoundTrace], members: Sequence[str], judged: Judged
+    ) -> Chances:
+        """What an attack's guess has of the victim, beyond what a guess without the update would have.
+
+        Decoys and simulated labels depend on the trial's number alone, and come from a stream that no attack sees.
+        """
+        if spec.attack.role == "control":
+            return {}
+        truth, place = truth_of(traces[-1], members), self.experiment.rng(spec.trial)
+        behind = torch.cat([truth_of(trace, members).inputs for trace in traces])
+        decoys = self.decoys.draw(truth, behind, _generator(place.child("decoys")))
+        chances = Chances()
+        if decoys is not None:
+            chances["rank"], chances["decoy_scores"] = identify(judged.scored.inputs, truth.inputs, decoys)
+        if spec.attack.value.labels_from in LABELS_FOUND:
+            sizes = [len(traces[-1].clients[name].truth.examples) for name in members]
+            blind = blind_labels(
+                judged.scored.targets, truth.targets, sizes, self.labels, _generator(place.child("labels"))
+            )
+            chances["label_accuracy"] = judged.label_accuracy
+            chances["label_chance"], chances["blind_labels"] = blind
+        return chances
+
+    def _play(
+        self,
+        spec: TrialSpec,
+        federation: Federation,
+        state: FederationState,
+        observe: Callable[[RoundTrace], Observation],
+    ) -> Played:
+        """Run the attacked round, or all that an active attack asks for."""
+        attack, victim = spec.attack.value, self.experiment.victim(spec.trial)
         if not isinstance(attack, ActiveAttack):
-            trace, _ = self._round(federation, state)
-            return trace, [observe(trace)]
+            trace, _, seconds = self._round(federation, state, victim)
+            return Played([trace], [observe(trace)], seconds)
         if self.experiment.threat.server != "malicious":
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
@@ -124,6 +221,7 @@ class TrialRunner:
         rng = self.experiment.rng(spec.trial).child("tamper", spec.attack.name).detached()
         traces: list[RoundTrace] = []
         seen: list[Observation] = []
+        seconds = 0.0
         honest, clients = state.server, state.clients
         while True:
             asked = replace(honest, round=honest.round + len(seen))
@@ -131,19 +229,25 @@ class TrialRunner:
                 Broadcast(asked.params, asked.buffers, asked.round, federation.trainer.model), seen, rng=rng
             )
             if sent is None:
-                return traces[-1], seen
-            trace, after = self._round(*tampered(federation, replace(state, server=asked, clients=clients), sent))
+                return Played(traces, seen, seconds)
+            changed = tampered(federation, replace(state, server=asked, clients=clients), sent)
+            trace, after, seconds = self._round(*changed, victim)
             clients = after.clients
             traces.append(trace)
             seen.append(observe(trace))
 
-    def _round(self, federation: Federation, state: FederationState) -> tuple[RoundTrace, FederationState]:
-        """Run the next round of this state."""
+    def _round(
+        self, federation: Federation, state: FederationState, victim: str
+    ) -> tuple[RoundTrace, FederationState, float]:
+        """Run the next round of this state. Gives also the state after it and the seconds of the victim."""
         traces: list[RoundTrace] = []
+        reports: dict[str, Mapping[str, float]] = {}
         until = state.server.round + 1
         longer = replace(federation, plan=replace(federation.plan, rounds=max(federation.plan.rounds, until)))
-        after = inprocess.run(longer, state, workers=1, until=until, record=traces.append, score=False)
-        return replace(traces[0], public_data=self.public_data), after
+        after = inprocess.run(
+            longer, state, workers=1, until=until, on_reports=reports.update, record=traces.append, score=False
+        )
+        return replace(traces[0], public_data=self.public_data), after, reports[victim]["seconds"]
 
     def _state(self, spec: TrialSpec, federation: Federation) -> FederationState:
         packed = self.states.get(state_key(spec.defense.name, spec.round))
@@ -161,6 +265,11 @@ class TrialRunner:
         scale = aggregator.loss_scale(sizes[victim], list(sizes.values()))
         request = Train(trace.broadcast, trace.local.learning_rate, aggregator.update_kind, scale)
         return not _equal(plain.client(victim).train_round(request, None).trained.update.tensors, sent)
+
+
+def _generator(place: Rng) -> np.random.Generator:
+    """A stream for the judge's own draws, which cannot be computed from a seed."""
+    return np.random.default_rng(int.from_bytes(place.secret_bytes(), "big"))
 
 
 def tampered(federation: Federation, state: FederationState, sent: Broadcast) -> tuple[Federation, FederationState]:

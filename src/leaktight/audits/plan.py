@@ -31,6 +31,10 @@ from leaktight.results.schema import UNDEFENDED, Role, Track
 T = TypeVar("T")
 
 RANDOM_INITS = ("default", "wide", "kaiming")
+LABELS_FOUND = ("inferred", "searched")
+"""Values of `Attack.labels_from` for which labels are scored: the attack was not given them."""
+CONTROLS_KNOW = frozenset({Knowledge.LABELS, Knowledge.BATCH_SIZE, Knowledge.PUBLIC_DATA})
+"""What a control is told besides what the attacker is told."""
 GIVEN = "given"
 """The weights of a network that a Python caller gives."""
 
@@ -46,7 +50,7 @@ class Entry(Generic[T]):
 
 @dataclass(frozen=True)
 class AttackEntry(Entry[Attack]):
-    """role: "attack", or "control", which ignores the update. against: the defense it is adapted to; None for all.
+    """role: "attack", or "control", which is given no update. against: the defense it is adapted to; None for all.
 
     undefended: only tried without a defense, as the positive control of the same attack in production.
     """
@@ -64,13 +68,16 @@ class AttackEntry(Entry[Attack]):
         return defense == UNDEFENDED if self.undefended else self.against in (None, defense)
 
     def threat(self, base: ThreatModel) -> ThreatModel:
-        """The threat model of this attack: an adaptive one also knows the defense, a control also the public data.
+        """The threat model of this attack: an adaptive one also knows the defense; a control also labels, their number
+        and public data.
 
-        The server is curious unless the attack changes the model.
+        An attack that finds labels by itself is not told them, so what it reads it has read. The server is curious
+        unless the attack changes the model.
         """
-        extra = {Knowledge.DEFENSE} if self.adaptive else {Knowledge.PUBLIC_DATA} if self.role == "control" else set()
+        extra = {Knowledge.DEFENSE} if self.adaptive else CONTROLS_KNOW if self.role == "control" else frozenset()
+        hidden = {Knowledge.LABELS} if self.role == "attack" and self.value.labels_from in LABELS_FOUND else set()
         server = base.server if isinstance(self.value, ActiveAttack) else "curious"
-        return replace(base, server=server, knows=base.knows | extra)
+        return replace(base, server=server, knows=(base.knows | extra) - hidden)
 
 
 @dataclass(frozen=True)

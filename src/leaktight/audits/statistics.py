@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-
-from leaktight.core.rng import Rng
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 ERROR = 1 - CONFIDENCE
 """The largest probability that a run says more than "nothing found" of attacks that ignore the update."""
-_DRAWS = 10_000
+_TINY = 1e-9
 _MISS = 1.52
 """Standard deviations: if two equal normal scores lie on both sides of a gap of this size, in at most 5 % of cases.
 
 Both on their sides has the probability Phi(-gap / 2) squared at most.
 """
+
+
+Numbers: TypeAlias = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
@@ -30,27 +32,60 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float], low: float | None, high: float | None) -> Interval:
-    """The mean of the values and its 95 % interval: Gaffke's for values between `low` and `high`, else Student's.
+    """The mean of the values, one per victim, and its 95 % interval.
 
-    Reference: Gaffke 2005; Learned-Miller and Thomas 2019.
+    low, high: the ends of the values' range. An end that is known gives Gaffke's limit on its side, which holds for any
+    distribution in the range, bimodal ones with few values as well. Student's limit is for ends that are unknown
+    (None), and for ends that values lie beyond if it is the wider one.
+
+    References: Gaffke, Three Test Statistics for a Nonparametric One-Sided Hypothesis on the Mean of a Nonnegative
+    Variable, 2005; Learned-Miller and Thomas, A New Confidence Interval for the Mean of a Bounded Random Variable,
+    2019.
+
+    >>> [round(each, 2) for each in interval([1, 1, 1, 1, 1], 0.0, 1.0)]
+    [1.0, 0.48, 1.0]
+    >>> [round(each, 2) for each in interval([0.2, 0.3, 0.4], None, None)]
+    [0.3, 0.05, 0.55]
     """
     data = np.sort(np.asarray(values, dtype=np.float64))
-    if low is None or high is None:
+    middle = float(data.mean())
+    lower = -_upper_limit(-data[::-1], None if low is None else -low)
+    return Interval(middle, min(lower, middle), max(_upper_limit(data, high), middle))
+
+
+def _upper_limit(data: Numbers, end: float | None) -> float:
+    """The upper limit of the mean. data: in ascending order."""
+    if end is None:
         return _student(data)
-    weights = Rng(0).child("interval", len(data)).public_numpy().dirichlet(np.ones(len(data) + 1), _DRAWS)
-    inner = weights[:, :-1] @ data
-    lower = np.quantile(weights[:, :-1][:, ::-1] @ data + weights[:, -1] * low, ERROR / 2)
-    upper = np.quantile(inner + weights[:, -1] * high, 1 - ERROR / 2)
-    return Interval(float(data.mean()), float(lower), float(upper))
+    if data[-1] > end:
+        return max(_student(data), _gaffke(data, float(data[-1])))
+    return _gaffke(data, end)
 
 
-def _student(data: np.ndarray) -> Interval:
-    """Student's interval; one value gives an interval of width 0."""
+def _gaffke(data: Numbers, end: float) -> float:
+    """The 97.5 % quantile of the average of the data and the end of their range with weights that are uniform.
+
+    The distribution of such an average is an integral of the B-spline whose knots are the data and the end (Curry and
+    Schoenberg 1966).
+    """
+    from scipy.interpolate import BSpline  # slow to import
+    from scipy.optimize import brentq
+
+    count, width = len(data), end - float(data[0])
+    if width < _TINY:
+        return end
+    inner = np.round((data - data[0]) / width, 12)  # knots that differ by a rounding error are one
+    spline = BSpline(np.repeat([0, *inner, 1], [count, *[1] * count, count + 1]), np.repeat([0.0, 1.0], count), count)
+    return end - width * (1 - brentq(lambda mean: float(spline(mean)) - (1 - ERROR / 2), _TINY, 1 - _TINY))
+
+
+def _student(data: Numbers) -> float:
+    """Student's upper limit of the mean; of one value, the value."""
     from scipy.special import stdtrit  # slow to import
 
-    middle, freedom = float(data.mean()), len(data) - 1
+    freedom = len(data) - 1
     half = float(stdtrit(freedom, 1 - ERROR / 2) * data.std(ddof=1) / math.sqrt(len(data))) if freedom else 0.0
-    return Interval(middle, middle - half, middle + half)
+    return float(data.mean()) + half
 
 
 def upper_bound(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, ModelError
 from leaktight.core.inputs import Images
+from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge, ThreatModel
-from leaktight.core.types import Batch, Reconstruction, RoundTrace
+from leaktight.core.types import Batch, Observation, Params, Reconstruction, RoundTrace, Update
 from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
-from leaktight.models.surgery import has_batch_norm
+from leaktight.metrics.spec import Extract
+from leaktight.models.surgery import final_linear, has_batch_norm, mode_of, representation
 from leaktight.report.words import counted
 from leaktight.results.schema import Ledger, MetricNote, Threat, Trial, TrialHead, TrialOutcome
-
-LABELS_FOUND = ("inferred", "searched")
-"""Values of `Attack.labels_from` for which labels are scored: the attack was not given them."""
 
 Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
 """The outcome of a trial, and its pictures by their paths in the run's folder."""
@@ -44,13 +46,16 @@ class Finished(NamedTuple):
 class Judged:
     """scores: by metric, one number per true example; None for a metric that cannot be computed here.
 
-    notes: which way each metric leaks. truth, guess: PNG strips of `count` images side by side, each of `size` (height,
+    notes: which way each metric leaks. guesses: the number that was handed in. scored: those that were judged, one for
+    each example or fewer. truth, guess: PNG strips of `count` images side by side, each of `size` (height,
     width).
     """
 
     scores: dict[str, tuple[float | None, ...] | None]
     notes: dict[str, MetricNote]
     label_accuracy: float
+    guesses: int
+    scored: Batch
     truth: bytes
     guess: bytes
     size: tuple[int, int]
@@ -83,7 +88,12 @@ def _outcome(run: Callable[[], Attempted]) -> Attempted:
 
 
 def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
-    """Match guesses to true examples once, then score them. No other function sees both."""
+    """Match guesses to true examples once, then score them.
+
+    Guesses beyond the number of examples are cut first, in the attack's own order.
+    """
+    guesses = len(guess)
+    guess = Batch(guess.inputs[: len(truth)], guess.targets[: len(truth)])
     aligned = align(guess.inputs, truth.inputs, match(guess.inputs, truth.inputs))
     scores: dict[str, tuple[float | None, ...] | None] = {
         name: tuple(metric(aligned, truth.inputs).tolist()) for name, metric in metrics.metrics.items()
@@ -93,11 +103,56 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
         scores=scores | dict.fromkeys(metrics.unavailable),
         notes={name: MetricNote(leaks_when=metric.leaks_when) for name, metric in metrics.metrics.items()},
         label_accuracy=label_accuracy(guess.targets, truth.targets),
+        guesses=guesses,
+        scored=guess,
         truth=strip(truth.inputs),
         guess=strip(aligned),
         size=(height, width),
         count=len(truth),
     )
+
+
+def best_of(judged: Sequence[Judged]) -> Judged:
+    """The first of several guesses for one victim, with the best score of all of them for each example."""
+    first = judged[0]
+    pick = {name: max if note.leaks_when == "high" else min for name, note in first.notes.items()}
+    scores = {
+        name: scores
+        and tuple(_best(pick[name], each) for each in zip(*(one.scores[name] or () for one in judged), strict=True))
+        for name, scores in first.scores.items()
+    }
+    return replace(first, scores=scores)
+
+
+def _best(pick: Callable[[list[float]], float], scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None and math.isfinite(score)]
+    return pick(known) if known else None
+
+
+def digest_of(examples: Batch) -> str:
+    """16 hexadecimal digits that depend on the examples and their labels, and not on their order."""
+    rows = zip(examples.inputs.numpy(), examples.targets.numpy(), strict=True)
+    return hashlib.sha256(b"".join(sorted(image.tobytes() + label.tobytes() for image, label in rows))).hexdigest()[:16]
+
+
+def extractor(model: nn.Module, params: Params, buffers: Params) -> Extract | None:
+    """Maps images to the input of the network's final linear layer, in evaluation mode; None if it has none."""
+    try:
+        final_linear(model)
+    except ModelError:
+        return None
+
+    def extract(images: Tensor) -> Tensor:
+        with torch.no_grad(), mode_of(model, "eval"), global_seed(Rng(0).child("features")):
+            return representation(model, params, buffers, images)
+
+    return extract
+
+
+def without_update(seen: Observation) -> Observation:
+    """What a control sees: all but what the client sent. The tensors of the update are zero."""
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in seen.broadcast.params.items()}
+    return replace(seen, update=Update(nothing, seen.update.kind))
 
 
 def strip(images: Tensor) -> bytes:

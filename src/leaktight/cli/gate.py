@@ -30,7 +30,7 @@ def check_possible(level: str | None, planned: PlannedAudit) -> None:
     """Raise UsageError if no attack of the plan could read labels, and a leak of labels is to fail."""
     if level != LABELS:
         return
-    from leaktight.audits.trial import LABELS_FOUND
+    from leaktight.audits.plan import LABELS_FOUND
 
     attacks = [entry for each in planned.experiments for entry in each.attacks if entry.role == "attack"]
     if not any(entry.value.labels_from in LABELS_FOUND for entry in attacks):

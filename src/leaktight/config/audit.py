@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from leaktight.adaptive.table import adapt
-from leaktight.attacks.controls import MeanImage, NearestPublicImage, PriorOnly
-from leaktight.attacks.labels.rules import BiasCorrected, Geng, Given
+from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
+from leaktight.attacks.labels.rules import Geng
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
@@ -32,7 +32,7 @@ from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
 from leaktight.report.words import listed
 
-CONTROLS = (PriorOnly, MeanImage, NearestPublicImage)
+CONTROLS = (Control,)
 SMALL_NETWORK = 200_000
 
 
@@ -61,7 +61,7 @@ def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool)
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = (*_default_attacks(config.threat), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (*attacks, PriorOnly(iterations=200, labels=_blind_labels(config.threat)), MeanImage())
+        attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
     try:
         audit = replace(config.audit or AuditSettings(), **said)
     except ValueError as error:
@@ -73,10 +73,6 @@ def _default_attacks(threat: ThreatModel) -> tuple[Attack, ...]:
     """Three published attacks at full strength; labels are inferred if the attacker does not know them."""
     labels = None if Knowledge.LABELS in threat.knows else Geng()
     return CsDlg(labels=labels), Dlg(), InvertingGradients(labels=labels)
-
-
-def _blind_labels(threat: ThreatModel) -> Given | BiasCorrected:
-    return Given() if Knowledge.LABELS in threat.knows else BiasCorrected()
 
 
 def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experiment | None]:

@@ -72,9 +72,9 @@ class Rng:
         return self if self.key is None else self.keyed(self.child("apart").secret_bytes())
 
     def detached(self) -> Rng:
-        """A new tree without a key, for an attack. No secret can be computed from it, nor, unless the seed is
-        guessed, any other stream of this tree."""
-        return Rng(self.entropy())
+        """A new tree without a key, for an attack. Neither a secret nor any other stream of this tree can be computed
+        from it, nor the seed; without a key, a seed that is guessed can be recognised."""
+        return Rng(self.entropy() if self.key is None else int.from_bytes(self.secret_bytes(), "big"))
 
     def entropy(self, num_bytes: int = 32) -> int:
         """An integer that depends only on the seed and the whole path."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leaktight.audits.plan import AttackEntry, slug
-from leaktight.audits.trial import LABELS_FOUND, Attempted, Finished, attempt, judge, picture_paths, strip, threat_of
+from leaktight.audits.plan import LABELS_FOUND, AttackEntry, slug
+from leaktight.audits.trial import Attempted, Finished, attempt, judge, picture_paths, strip, threat_of
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel

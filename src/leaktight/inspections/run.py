@@ -8,10 +8,11 @@ from torch import nn
 
 from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
 from leaktight.audits.checks import Evidence, Raised, raise_flags
+from leaktight.audits.plan import LABELS_FOUND
 from leaktight.audits.reasons import faults, scores
 from leaktight.audits.run import Watcher, run_missing
 from leaktight.audits.summary import cell_of
-from leaktight.audits.trial import LABELS_FOUND, threat_of
+from leaktight.audits.trial import threat_of
 from leaktight.audits.verdict import Panel
 from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured

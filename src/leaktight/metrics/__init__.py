@@ -94,6 +94,7 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
             leaks_when="low",
             description="mean squared error of the input of the model's final linear layer",
             build=_feature_mse,
+            needs_features=True,
         ),
         "label_accuracy": replace(
             _function(

@@ -15,8 +15,8 @@ from leaktight.core.inputs import Images
 MIN_MSE = 1e-10
 """The smallest MSE in a PSNR: identical images have 100 dB, means are finite. Rounding to bytes gives about 59 dB."""
 
-_SIGMA_PER_RADIUS = 0.3
-_FULL_RADIUS = 5
+SIGMA_PER_RADIUS = 0.3
+FULL_RADIUS = 5
 
 
 def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Tensor, Tensor]:
@@ -74,14 +74,14 @@ def ssim(guess: Tensor, truth: Tensor) -> Tensor:
 
     guess, truth = image_pair(guess, truth)
     side = min(guess.shape[-2:])
-    radius = min(_FULL_RADIUS, (side - 1) // 2)
+    radius = min(FULL_RADIUS, (side - 1) // 2)
     if not radius:
         raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {tuple(guess.shape[-2:])}")
     # torchmetrics derives the window from sigma: int(3.5 * 0.3 * radius + 0.5) = radius.
     _, full = structural_similarity_index_measure(
         guess,
         truth,
-        sigma=_SIGMA_PER_RADIUS * radius,
+        sigma=SIGMA_PER_RADIUS * radius,
         data_range=1.0,
         reduction="none",
         return_full_image=True,

@@ -56,14 +56,19 @@ def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> 
             f"expected guesses and truths (N, C, H, W) of one image shape, "
             f"got {tuple(guess.shape)} and {tuple(truth.shape)}"
         )
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
-    assignment = torch.full((len(truth),), NO_GUESS)
     if not len(guess) or not len(truth):
-        return assignment
+        return torch.full((len(truth),), NO_GUESS)
     costs = (_COSTS[cost] if isinstance(cost, str) else cost)(guess, truth).detach().to("cpu", torch.float64)
     if costs.shape != (len(guess), len(truth)):
         raise UsageError(f"expected costs {(len(guess), len(truth))}, one per pair, got {tuple(costs.shape)}")
+    return assign(costs)
+
+
+def assign(costs: Tensor) -> Tensor:
+    """The row of each column of costs (G, T), for the smallest total; -1 for a column without a row. See `match`."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    assignment = torch.full((costs.shape[1],), NO_GUESS)
     rows, columns = linear_sum_assignment(_finite(costs).numpy())
     assignment[torch.as_tensor(columns)] = torch.as_tensor(rows)
     return assignment

@@ -51,7 +51,8 @@ class MetricSpec:
     """An entry of the catalogue.
 
     judges: the inputs of the metric: images, or the labels of a batch. takes: the kinds of input whose guesses it can
-    score. legacy: a metric of published code, for comparing with published tables only. build: makes the metric, or
+    score. legacy: a metric of published code, for comparing with published tables only. needs_features: whether it
+    needs `Resources.extract`. build: makes the metric, or
     raises `MetricUnavailable`.
     """
 
@@ -61,6 +62,7 @@ class MetricSpec:
     judges: Literal["images", "labels"] = "images"
     takes: frozenset[type[Inputs]] = ONLY_IMAGES
     legacy: bool = False
+    needs_features: bool = False
 
 
 def own_spec(target: str) -> MetricSpec:

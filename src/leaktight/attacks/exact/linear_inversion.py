@@ -40,6 +40,10 @@ class LinearInversion(Attack):
     def __post_init__(self) -> None:
         require_at_least(0, refinements=self.refinements)
 
+    @property
+    def searches(self) -> bool:
+        return False
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         one = only(self, seen)
         require(one, *self.requires)

@@ -79,6 +79,10 @@ class RGap(Attack):
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
 
+    @property
+    def searches(self) -> bool:
+        return False
+
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         one = only(self, seen)
         require(one, *self.requires)

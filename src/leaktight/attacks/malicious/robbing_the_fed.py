@@ -78,6 +78,10 @@ class RobbingTheFed(ActiveAttack):
     def requires(self) -> frozenset[Knowledge]:
         return frozenset({Knowledge.PUBLIC_DATA} if self.law == "public" else ())
 
+    @property
+    def searches(self) -> bool:
+        return False
+
     def expected_share(self, num_examples: int) -> float:
         """The fraction of images that are alone in their bin, for bins of equal mass.
 

@@ -1,0 +1,60 @@
+"""SSIM of many pairs: the windows of each image are summed up once, by products of matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leaktight.core.errors import UsageError
+from leaktight.core.inputs import Images
+from leaktight.metrics.image import FULL_RADIUS, SIGMA_PER_RADIUS
+
+_C1, _C2 = 0.01**2, 0.03**2
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Images (N, C, H, W), and mean and variance of their pixels in every window of `image.ssim`."""
+
+    images: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor) -> Windows:
+        images = Images.checked(images).detach().to("cpu", torch.float32).clamp(0, 1)
+        mean = _blurred(images)
+        return cls(images, mean, (_blurred(images.square()) - mean.square()).clamp_min(0))
+
+    def take(self, places: Tensor) -> Windows:
+        return Windows(self.images[places], self.mean[places], self.variance[places])
+
+    def ssim(self, other: Windows) -> Tensor:
+        """`image.ssim` of these images and as many others, (N,), to about four digits, because in float32."""
+        means = self.mean * other.mean
+        shared = _blurred(self.images * other.images) - means
+        above = (2 * means + _C1) * (2 * shared + _C2)
+        below = (self.mean.square() + other.mean.square() + _C1) * (self.variance + other.variance + _C2)
+        return (above / below).flatten(1).mean(1)
+
+
+def _blurred(images: Tensor) -> Tensor:
+    """The weighted mean of each window inside the image; rows and columns are exchanged."""
+    height, width = images.shape[-2:]
+    radius = min(FULL_RADIUS, (min(height, width) - 1) // 2)
+    if not radius:
+        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {(height, width)}")
+    rows = images @ _band(width, radius).T
+    return rows.transpose(-1, -2).contiguous() @ _band(height, radius).T
+
+
+def _band(size: int, radius: int) -> Tensor:
+    """A matrix whose rows are the window's weights, each row one place further: (size - 2 radius, size)."""
+    offsets = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    weights = (-0.5 * (offsets / (SIGMA_PER_RADIUS * radius)).square()).exp()
+    band = torch.zeros(size - 2 * radius, size, dtype=torch.float64)
+    for place in range(len(band)):
+        band[place, place : place + 2 * radius + 1] = weights / weights.sum()
+    return band.to(torch.float32)
