@@ -118,7 +118,7 @@ def test_the_message_names_defense_track_level_and_attack() -> None:
 
 
 def test_the_message_says_whether_the_attacker_knows_the_defense() -> None:
-    with pytest.raises(LeakFoundError, match="noise .*: identified by csdlg with knowledge of the defense; see"):
+    with pytest.raises(LeakFoundError, match=r"noise .*: identified by csdlg with knowledge of the defense; see"):
         check_gate(judged(verdict("noise", "identified", threat=KNOWING)), "identified")
 
 
