@@ -155,10 +155,25 @@ def test_a_crash_of_an_attack_that_works_passes_no_gate_behind_a_milder_leak() -
     assert outcome(weak, "identified") == 0, "dlg finds nothing without a defense, either"
     works = (attacker("csdlg", "reconstructed"), attacker("dlg", "identified"))
     strong = judged(verdict("none", "reconstructed", attackers=works), mild)
-    with pytest.raises(LeaktightError, match="cannot conclude about dlg, dlg has no valid trial") as caught:
+    with pytest.raises(LeaktightError, match="labels read by csdlg, but dlg cannot be judged, dlg has no") as caught:
         check_gate(strong, "identified")
     assert not isinstance(caught.value, LeakFoundError)
     assert outcome(strong, "labels") == 3
+
+
+def test_a_milder_leak_on_few_victims_does_not_exclude_a_worse_one() -> None:
+    for victims, code in ((18, 1), (19, 0)):
+        mild = judged(verdict("noise", "identified", victims=victims), confidence=0.15)
+        assert outcome(mild, "reconstructed") == code
+        assert outcome(mild, "identified") == 3
+    with pytest.raises(LeaktightError, match="identified by csdlg, but 5 victims are too few to exclude a worse leak"):
+        check_gate(judged(verdict("noise", "identified"), confidence=0.15), "reconstructed")
+
+
+def test_victims_that_seem_to_be_reconstructed_pass_no_gate_behind_a_milder_leak() -> None:
+    reader = attacker("csdlg", "labels-read", reconstructed=1)
+    with pytest.raises(LeaktightError, match="seems to reconstruct 1 of 5 victims, maybe by chance"):
+        check_gate(judged(verdict("noise", "labels-read", attackers=(reader,))), "identified")
 
 
 @pytest.mark.parametrize(

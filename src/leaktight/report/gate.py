@@ -11,6 +11,9 @@ from leaktight.results.schema import UNDEFENDED, WORDS, Summary, Verdict, Word
 GATES: Mapping[str, Word] = {"reconstructed": "reconstructed", "identified": "identified", "labels": "labels-read"}
 """The verdict behind each level of `--fail-on`, the worst first."""
 
+ERROR = 0.05
+"""The largest probability of missing a leak of the share of victims that the run was to exclude."""
+
 
 def parse_gate(levels: Sequence[str]) -> str | None:
     """The level of one or more `--fail-on`; None without any."""
@@ -64,10 +67,20 @@ def _unsure(place: Place, entry: Verdict | None, summary: Summary) -> Iterator[s
     elif entry.verdict == "cannot-conclude":
         yield f"{place}: cannot conclude, {_sentences(entry.because, entry.advice)}"
     elif entry.verdict != "nothing-found":
-        working = _working(summary)
-        for each in entry.attackers:
-            if each.verdict == "cannot-conclude" and each.attack in working:
-                yield f"{place}: cannot conclude about {each.attack}, {_sentences(each.because)}"
+        yield from (f"{place}: {_found(entry)}, but {reason}" for reason in _worse_is_possible(entry, summary))
+
+
+def _worse_is_possible(entry: Verdict, summary: Summary) -> Iterator[str]:
+    """Why there may be a worse leak than the one that was found."""
+    tried, confidence = entry.victims, summary.confidence
+    if tried is not None and confidence is not None and (1 - confidence) ** tried > ERROR:
+        yield f"{tried} victims are too few to exclude a worse leak for {100 * confidence:.0f} % of them"
+    working = _working(summary)
+    for each in entry.attackers:
+        if each.verdict == "cannot-conclude" and each.attack in working:
+            yield f"{each.attack} cannot be judged, {_sentences(each.because)}"
+        elif each.reconstructed:
+            yield f"{each.attack} seems to reconstruct {each.reconstructed} of {each.victims} victims, maybe by chance"
 
 
 def _sentences(*sentences: str) -> str:
