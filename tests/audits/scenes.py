@@ -48,9 +48,10 @@ kind = "mean_image"
 """One attack, one control, one defense, two victims: eight trials of a fraction of a second."""
 
 
-def small_config(folder: Path, *overrides: str) -> Config:
+def small_config(folder: Path, *overrides: str, more: str = "") -> Config:
+    """more: TOML after that of the scene."""
     path = folder / "small.toml"
-    path.write_text(SMALL)
+    path.write_text(SMALL + more)
     return complete(load_config(path, overrides), trials=None, defenses_named=False)
 
 

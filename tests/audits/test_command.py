@@ -24,6 +24,11 @@ def here(here: Here, tmp_path: Path) -> Here:
         (["--set", "audit.local=3"], "expected a table [audit.local]"),
         (["--set", "audit.attack_round=9"], "rounds count from 0"),
         (["--workers", "many"], "expected workers"),
+        (["--trials", "few"], "audit.trials: expected an integer or 'auto', got 'few'"),
+        (["--trials", "0"], "expected trials >= 1, got 0"),
+        (["--confidence", "0"], "expected confidence > 0, got 0"),
+        (["--confidence", "1.5"], "expected confidence > 0 and < 1, got 1.5"),
+        (["--budget", "0"], "expected budget > 0 minutes, got 0"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_two(
@@ -52,6 +57,13 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(here: Here, tmp_path: 
         in errors
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_how_many_trials_there_are_at_least_and_at_most(here: Here) -> None:
+    code, out, errors = here("audit", "small.toml", "--dry-run", "--trials", "auto", "--confidence", "0.05")
+    assert (code, out) == (0, "")
+    assert "victims: 5, and 59 where they do not decide" in errors
+    assert "25 to 295 trials: csdlg (attack), mean_image (control) on none, noise; csdlg with" in errors
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(here: Here, tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.audits.scenes import small_experiment
+from tests.audits.scenes import small_config, small_experiment
 from tests.results.made import changed
 
 from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.audits.run import Watcher, check_something_ran, easier_than_training, run_audit
-from leaktight.config.audit import build_experiment, complete
+from leaktight.config.audit import build_experiment, build_tracks, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
 from leaktight.core.errors import LeaktightError
@@ -57,7 +57,7 @@ def recomputed(trials: Sequence[Trial], metric: str) -> float:
 
 
 def test_the_summary_says_what_the_trials_say(tmp_path: Path) -> None:
-    experiment = small_experiment(tmp_path, "attack.0.iterations=4")
+    experiment = small_experiment(tmp_path, "attack.0.iterations=4").keyed(bytes(32))
     summary = run(experiment, tmp_path / "run")
     assert summary == read_summary(tmp_path / "run")
     lines = trials_of(tmp_path / "run").values()
@@ -69,8 +69,9 @@ def test_the_summary_says_what_the_trials_say(tmp_path: Path) -> None:
             score = cell.scores[metric]
             assert score.mean is not None
             low, high = score.ci95 or (None, None)
-            assert score.mean == pytest.approx(recomputed(own, metric))
-            assert score.worst == pytest.approx(best(trial.score(metric) or 0.0 for trial in own))
+            valid = [trial for trial in own if trial.fault is None]
+            assert score.mean == pytest.approx(recomputed(valid, metric))
+            assert score.worst == pytest.approx(best(trial.score(metric) or 0.0 for trial in valid))
             assert low is not None
             assert high is not None
             assert low <= score.mean <= high
@@ -135,9 +136,8 @@ def test_the_tradeoff_trains_every_defense_to_the_end(tmp_path: Path) -> None:
         trained = json.loads((tmp_path / "run" / "training" / name / "summary.json").read_text())
         assert row.accuracy == trained["final"]["accuracy"]
         assert row.seconds_per_round == pytest.approx(np.median([each["seconds"] for each in trained["rounds"]]))
-        assert row.leak.worst == max(
-            cell.worst_of("ssim") or 0.0 for cell in summary.cells if cell.role == "attack" and cell.defense == name
-        )
+        own = [cell.worst_of("ssim") for cell in summary.cells if cell.role == "attack" and cell.defense == name]
+        assert row.leak.worst == max((each for each in own if each is not None), default=None)
     assert any(row.on_front for row in rows.values())
     assert summary.tradeoff.recommendation is not None
     assert summary.tradeoff.recommendation.because
@@ -161,7 +161,9 @@ def test_an_audit_in_which_nothing_worked_is_an_error(tmp_path: Path) -> None:
 
 def test_easier_updates_are_said_to_be_so(tmp_path: Path) -> None:
     told = easier_than_training(small_experiment(tmp_path))
-    assert told == "attacked: 1 examples in 1 steps of 1; training: 287 examples in 5 steps of 64"
+    assert told is not None
+    assert told.startswith("attacked: 1 examples in 1 steps of 1; training: 287 examples in 5 steps of 64; ")
+    assert told.endswith("a table [production] adds a track of those")
     path = tmp_path / "plain.toml"
     path.write_text("[local]\nbatch_size = 8\nepochs = 1\n")
     config = complete(load_config(path), trials=1, defenses_named=False)
@@ -174,11 +176,75 @@ def test_an_attacker_who_knows_the_defense_joins(tmp_path: Path) -> None:
     assert [(each.name, each.against) for each in knowing] == [("csdlg", "noise")]
     summary = run(experiment, tmp_path / "run")
     assert len(summary.cells) == 5
-    threats = [each.threat.knows for each in summary.verdicts if each.defense == "noise"]
-    assert ["defense" in knows for knows in threats] == [False, True]
+    verdict = next(each for each in summary.verdicts if each.defense == "noise")
+    assert sorted("defense" in each.threat.knows for each in verdict.attackers) == [False, True]
     assert "no-adaptive-attacker" not in {flag.code for flag in summary.flags}
     knowing_lines = [trial for trial in trials_of(tmp_path / "run").values() if trial.adaptive]
     assert [trial.status for trial in knowing_lines] == ["done", "done"]
     assert "'kind': 'noise'" in str(knowing_lines[0].attack_settings["adaptation"])
     assert knowing_lines[0].ledger.defense_known is True
     assert knowing_lines[0].ledger.labels == "given"
+
+
+PRODUCTION = """
+[production.local]
+batch_size = 128
+[production.federation]
+rounds = 2
+[production.defense]
+kind = "none"
+[[production.attack]]
+kind = "dlg"
+iterations = 1
+backend = "eager"
+[[production.attack]]
+kind = "mean_image"
+"""
+
+
+def test_the_production_track_is_a_second_experiment_of_the_same_run(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "audit.trials=1", more=PRODUCTION)
+    experiment, production = build_tracks(config, adaptive=False)
+    watcher = Told()
+    summary = run(experiment, tmp_path / "run", watcher, production=production)
+    assert watcher.rounds == [("none (production)", 1)]
+    assert (tmp_path / "run" / "training" / "production" / "none" / "round-0001.safetensors").exists()
+    lines = trials_of(tmp_path / "run")
+    attacked = lines["production.none.dlg.t000.r001"]
+    assert attacked.status == "done", attacked.error
+    assert (attacked.track, attacked.ledger.stage, attacked.ledger.num_examples) == ("production", "after 1 round", 287)
+    assert attacked.model_accuracy is not None
+    assert lines["none.dlg.t000.r000"].track == "diagnostic", "the positive control of the production track"
+    assert "noise.dlg.t000.r000" not in lines
+    assert {(each.track, each.defense) for each in summary.verdicts} == {
+        ("diagnostic", "none"),
+        ("diagnostic", "noise"),
+        ("production", "none"),
+    }
+    assert (summary.ledger.num_examples, summary.over_time) == (1, None), "of the diagnostic track alone"
+    assert summary.spending is not None
+    assert summary.spending.model_dump(exclude={"minutes"}) == {
+        "trials": 7,
+        "planned": 7,
+        "budget": None,
+        "ended": "all trials",
+    }
+    flag = next(flag for flag in summary.flags if flag.code == "easier-than-training")
+    assert "the production track attacks those" in flag.detail
+
+
+def test_a_budget_without_a_trial_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LeaktightError, match=r"within 1e-09 minutes; raise --budget, and continue with --resume"):
+        run(small_experiment(tmp_path), tmp_path / "run", budget=1e-9)
+
+
+def test_a_budget_may_differ_when_a_run_goes_on(tmp_path: Path) -> None:
+    experiment = small_experiment(tmp_path)
+    summary = run(experiment, tmp_path / "run", budget=60)
+    assert summary.spending is not None
+    assert (summary.spending.budget, summary.spending.ended, summary.spending.trials) == (60, "all trials", 8)
+    assert summary.spending.minutes > 0
+    again = run(experiment, tmp_path / "run", Told(), budget=1e-9)
+    assert again.spending is not None
+    assert again.spending.ended == "all trials"
+    assert again.verdicts == summary.verdicts

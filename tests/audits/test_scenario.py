@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from leaktight.api.runs import parse_workers
-from leaktight.config.audit import build_experiment, complete, scenario_facts
+from leaktight.audits.settings import AuditSettings
+from leaktight.config.audit import build_experiment, build_tracks, complete, production_fact, scenario_facts
 from leaktight.config.scenario import load_data
-from leaktight.config.settings import load_config
-from leaktight.config.tables import AUDIT_SCENARIO
+from leaktight.config.settings import Config, load_config
+from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Defense
+from leaktight.core.training import LocalTraining
 
 
 def test_without_a_config_three_attacks_meet_three_defenses() -> None:
@@ -83,3 +85,79 @@ def test_a_config_says_which_attacks_are_adapted(tmp_path: Path) -> None:
 def test_workers_that_make_no_sense(text: str) -> None:
     with pytest.raises(UsageError, match="expected workers"):
         parse_workers(text)
+
+
+def built_in(*overrides: str, scenario: str = AUDIT_SCENARIO, **given: object) -> Config:
+    config = load_config(None, overrides, scenario=scenario, given=given)
+    return complete(config, defenses_named=False)
+
+
+def test_the_built_in_audit_has_a_production_track_of_ordinary_training() -> None:
+    config = built_in()
+    assert config.production is not None
+    experiment, production = build_tracks(config, adaptive=True)
+    assert production is not None
+    assert [each.name for each in production.defenses] == ["none"]
+    assert [each.name for each in production.attacks if each.role == "attack"] == ["agic"]
+    assert [(each.name, each.undefended) for each in experiment.attacks if each.undefended] == [("agic", True)]
+    assert production.rounds == (12,)
+    assert production.attacked == production.federation.trainer.local, "as training, not as [audit.local]"
+    assert (production.init, config.production.model.mode) == ("default", "train")
+    size = min(production.federation.sizes.values())
+    assert production.attacked.num_steps(size) > 10
+    assert experiment.federation.dataset is production.federation.dataset, "the data are loaded once"
+    fact = production_fact(config.production, production)
+    assert "weights: default, train mode" in fact
+    assert "attacked rounds: 12; by agic on none; victims: 5, and 20 where they do not decide" in fact
+
+
+def test_what_a_caller_says_holds_for_both_tracks() -> None:
+    assert load_config(None, scenario=AUDIT_SCENARIO, attacks=["dlg"]).production is None
+    assert built_in("attack.0.iterations=1").production == built_in().production
+    assert load_config(None, ["attack=[{kind='dlg'}]"], scenario=AUDIT_SCENARIO).production is None
+    for config in (built_in("model.kind=mlp"), built_in(model={"kind": "mlp"}, scenario=OWN_SCENARIO)):
+        assert config.production is not None
+        assert config.production.model == config.model
+    other = built_in("model.activation=sigmoid", "local.learning_rate=0.3", "federation.rounds=5", "audit.trials=3")
+    assert other.production is not None
+    assert other.production.audit == AuditSettings(trials=3, attack_round=4, adapted=("csdlg",))
+    assert (other.production.local.learning_rate, other.production.local.samples) == (0.3, 64)
+    assert other.production.model.init == "default"
+    assert other.production.model.source == other.model.source
+    own = built_in(local=LocalTraining(batch_size=7), scenario=OWN_SCENARIO).production
+    assert own is not None
+    assert own.local.batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[production.modle]\n", r"\[production\] unknown table 'modle'; did you mean 'model'\?"),
+        ("[production]\nseed = 3\n", r"\[production\] unknown table 'seed'"),
+        ("[production.local]\nepoch = 3\n", r"mine.toml, \[production\]: \[local\] unknown key 'epoch'"),
+        ("[production.attack]\nkind = 'agci'\n", r"mine.toml, \[production\]: \[attack\] unknown kind 'agci'"),
+        ("[production.audit]\nconfidence = 2.0\n", r"mine.toml, \[production\]: \[audit\] expected confidence > 0"),
+        ("production = 3\n", r"mine.toml: expected a table \[production\], got 3"),
+    ],
+)
+def test_errors_in_the_production_track_are_named(tmp_path: Path, table: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(table)
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)
+
+
+def test_a_file_has_a_production_track_if_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[audit]\nattack_round = 3\n[audit.local]\nsamples = 1\nbatch_size = 1\n")
+    assert load_config(path).production is None
+    path.write_text(path.read_text() + "[production.audit]\nattack_round = 7\n[[defense]]\nkind = 'clipping'\n")
+    production = complete(load_config(path), defenses_named=False).production
+    assert production is not None
+    assert production.attacked is None
+    assert production.audit == AuditSettings(attack_round=7)
+    assert [type(each).__name__ for each in production.defenses] == ["Defense", "Clipping"]
+    path.write_text("[audit]\nevery = 3\n[production]\n")
+    last = load_config(path).production
+    assert last is not None
+    assert last.audit == AuditSettings(attack_round=49), "the last round"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.results.made import KNOWING, THREAT, changed, made_row, made_trial, panel, place_by
+from tests.results.made import CRASHED, KNOWING, THREAT, changed, made_row, made_trial, panel, place_by
 
 from leaktight.audits.cells import gather
 from leaktight.audits.tradeoff import recommend
@@ -45,7 +45,6 @@ def test_a_defense_that_stops_a_working_attack() -> None:
     assert found["none"].trial_id == "none.csdlg.t019.r000"
 
 
-CRASHED: dict[str, Any] = {"status": "failed", "error": "out of memory", "scores": {}, "rank": None}
 BROKEN: dict[str, tuple[Callable[[], list[Trial]], str]] = {
     "all scores NaN": (lambda: spoilt(panel(), scores={"ssim": [None], "psnr": [None]}), "not finite"),
     "a loss that is NaN": (lambda: spoilt(panel(), loss=None), "not finite"),

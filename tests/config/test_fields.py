@@ -24,7 +24,7 @@ def test_the_file_says_what_the_methods_say() -> None:
         (["audit", "--attack", "dgl"], "unknown kind 'dgl'; did you mean 'dlg'?"),
         (["audit", "--set", "audits.trials=2"], "unknown table 'audits'; did you mean 'audit'?"),
         (["audit", "--set", "audit.trails=2"], "[audit] unknown key 'trails'; did you mean 'trials'?"),
-        (["audit", "--set", "audit.trials=many"], "audit.trials: expected an integer, got 'many'"),
+        (["audit", "--set", "audit.trials=many"], "audit.trials: expected an integer or 'auto', got 'many'"),
         (["audit", "--set", "audit.trials=0"], "[audit] expected trials >= 1, got 0"),
         (["train", "--set", "local.learning_rate=0"], "[local] expected learning_rate > 0, got 0"),
         (["train", "--set", "local.schedule.kind=cosin"], "[local.schedule] unknown kind 'cosin'"),
@@ -57,7 +57,7 @@ def test_what_can_be_read_as_the_type_is_left_alone(value: object) -> None:
 
 @pytest.mark.parametrize("value", [5.5, float("inf"), float("nan")])
 def test_numbers_that_are_no_integers_are_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match=r"audit\.trials: expected an integer, got"):
+    with pytest.raises(ConfigError, match=r"audit\.trials: expected an integer or 'auto', got"):
         check_tables({"audit": {"trials": value}}, "here")
 
 

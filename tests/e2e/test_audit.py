@@ -18,9 +18,12 @@ from tests.seeds import replayed
 RESULTS = {
     "command.txt",
     "config.toml",
+    "digests.json",
     "environment.json",
     "images",
+    "junit.xml",
     "report.html",
+    "sarif.json",
     "secret.key",
     "summary.json",
     "trials.jsonl",

@@ -98,9 +98,12 @@ def test_the_picture_behind_a_foreign_update_is_found(capture: Path) -> None:
     assert files == {
         "command.txt",
         "config.toml",
+        "digests.json",
         "environment.json",
         "images",
+        "junit.xml",
         "report.html",
+        "sarif.json",
         "summary.json",
         "trials.jsonl",
     }

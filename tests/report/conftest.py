@@ -22,3 +22,10 @@ def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.add("none", "csdlg", trial, share)
         made.add("outpost", "csdlg", trial, 0.9)
     return made.finish()
+
+
+@pytest.fixture(scope="session")
+def both_tracks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with a production track, and all words of verdicts."""
+    made = MadeRun(tmp_path_factory.mktemp("runs") / "audit-003").add_all().add_production()
+    return made.finish(tradeoff=True, over_time=True)

@@ -1,9 +1,13 @@
-"""A small run's folder as an audit writes it: two attacks and a control on four defenses, with pictures."""
+"""A small run's folder as an audit writes it: two attacks and a control on four defenses, with pictures.
+
+`add_production` adds a second track with two defenses.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +21,9 @@ from tests.results.made import changed, made_summary, made_trial
 from leaktight.data.embedded import Faces
 from leaktight.metrics.image import mse, psnr, ssim
 from leaktight.results.schema import (
+    WORDS,
+    Answer,
+    AttackerVerdict,
     Cell,
     Flag,
     FlagPlace,
@@ -25,15 +32,20 @@ from leaktight.results.schema import (
     MetricNote,
     Moment,
     Pictures,
+    Rank,
     Recommendation,
     Role,
     Score,
+    Significance,
+    Spending,
     Summary,
     Threat,
+    Track,
     Tradeoff,
     TradeoffRow,
     Trial,
     Verdict,
+    Word,
 )
 
 CURIOUS = Threat(server="curious", sees="client", knows=("batch_size", "local_training", "buffers"))
@@ -47,6 +59,24 @@ NOISE: Mapping[str, Mapping[str, Sequence[float]]] = {
     "precode": {"csdlg": (0.02, 0.03, 0.03), "inverting_gradients": (0.2, 0.3, 0.25)},
 }
 """How far a reconstruction is from its original: the share of it that is noise, by defense, attack and trial."""
+PRODUCTION: Mapping[str, tuple[Word, Sequence[float]]] = {
+    "none": ("identified", (0.6, 0.55, 0.65)),
+    "outpost": ("labels-read", (0.95, 0.9, 1.0)),
+}
+"""The verdicts of the second track, and how far its reconstructions are from their originals."""
+STUCK = ("gaussian_noise", "inverting_gradients", 2)
+"""A trial whose own loss did not fall."""
+ANSWER = Answer(
+    leaks="An undefended update gives away its training images: csdlg reconstructed 3 of 3 victims.",
+    to_whom="A server that follows the protocol and sees each client's update; it knows the batch size, the local "
+    "training and the buffers.",
+    how_sure="Nothing found means: none of 3 victims, so fewer than 63 % of all with 95 % confidence, by attacks that "
+    "work without the defense. Attacks that ignore the update would be taken for a leak in at most 5 % of runs.",
+    helps="Nothing was found behind: gaussian_noise. Not enough: outpost (identified by who knows it) and precode "
+    "(reconstructed).",
+    costs="Time of a client's round: gaussian_noise about the same, outpost x 1.4 and precode x 1.1. Accuracy was not "
+    "measured; `leaktight tradeoff` measures it.",
+)
 LEDGER = Ledger(
     labels="given",
     batch_size=BATCH,
@@ -117,6 +147,14 @@ class MadeRun:
         self.add("precode", "inverting_gradients", TRIALS, 0.0, error="the update holds values that are not finite")
         return self
 
+    def add_production(self) -> MadeRun:
+        """The second track."""
+        for defense, (_, shares) in PRODUCTION.items():
+            for trial, share in enumerate(shares):
+                self.add(defense, "agic", trial, share, track="production")
+                self.add(defense, "prior_only", trial, 1.0, role="control", track="production")
+        return self
+
     def add(
         self,
         defense: str,
@@ -127,9 +165,11 @@ class MadeRun:
         role: Role = "attack",
         adaptive: bool = False,
         error: str | None = None,
+        track: Track = "diagnostic",
     ) -> None:
         truth, guess, found = reconstruction(trial, share, len(self.trials))
-        name = f"{defense}-{attack}-{'adaptive-' if adaptive else ''}{trial}"
+        before = "production." if track == "production" else ""
+        name = f"{before}{defense}-{attack}-{'adaptive-' if adaptive else ''}{trial}"
         pictures = None
         if error is None:
             pictures = Pictures(
@@ -147,10 +187,18 @@ class MadeRun:
             client=self.client,
             status="failed" if error else "done",
             error=error,
-            ledger=changed(LEDGER, defense_known=adaptive),
+            ledger=changed(LEDGER, defense_known=adaptive, local_steps=1 if track == "diagnostic" else 20),
             threat=ADAPTIVE if adaptive else CURIOUS if role == "attack" else PUBLIC,
             scores={} if error else {**found, "lpips_alex": None},
             metrics={} if error else NOTES,
+            track=track,
+            rank=None
+            if error or role == "control"
+            else Rank(place=1 if share < (0.75 if before else 0.45) else 40, decoys=99),
+            loss=1.0 if (defense, attack, trial) == STUCK else 0.1,
+            examples=f"{trial:016x}",
+            guesses=BATCH,
+            client_seconds=0.8,
             seconds=2.5,
             images=pictures,
         )
@@ -163,9 +211,9 @@ class MadeRun:
         (self.path / "trials.jsonl").write_text("".join(lines))
 
     def summary(self, *, tradeoff: bool = False, over_time: bool = False) -> Summary:
-        groups: dict[tuple[str, str, bool], list[Trial]] = {}
+        groups: dict[tuple[str, str, str, bool], list[Trial]] = {}
         for trial in self.trials:
-            groups.setdefault((trial.defense, trial.attack, trial.adaptive), []).append(trial)
+            groups.setdefault((trial.track, trial.defense, trial.attack, trial.adaptive), []).append(trial)
         cells = [cell(group) for group in groups.values()]
         return made_summary(
             *cells,
@@ -173,6 +221,11 @@ class MadeRun:
             command="leaktight audit",
             scenario={"data": "faces", "model": "lenet_zhu", "clients": 20, "local": {"epochs": 1, "batch_size": 2}},
             metrics=NOTES,
+            answer=ANSWER,
+            leaked_if="if one example is closer than every guess without the update and every decoy",
+            confidence=0.15,
+            spending=Spending(trials=len(self.trials), planned=120, minutes=3.4, ended="decided"),
+            digest="5eed" * 16,
             verdicts=verdicts(cells, self.trials),
             flags=[
                 Flag(
@@ -211,7 +264,10 @@ def scores(guess: np.ndarray, truth: np.ndarray) -> dict[str, list[float]]:
 def cell(trials: Sequence[Trial]) -> Cell:
     first = trials[0]
     done = [trial for trial in trials if trial.status == "done"]
-    leaked = sum((trial.score("ssim") or 0.0) >= LEAKED for trial in done)
+    attack = first.role == "attack"
+    faults = Counter(trial.fault for trial in trials if trial.fault is not None)
+    valid = [trial for trial in trials if trial.fault is None]
+    leaked = sum((trial.score("ssim") or 0.0) >= LEAKED for trial in valid)
     found: dict[str, Score | None] = {"lpips_alex": None, "label_accuracy": None}
     for metric in ("psnr", "mse", "ssim"):
         values = [trial.score(metric) or 0.0 for trial in done]
@@ -227,7 +283,16 @@ def cell(trials: Sequence[Trial]) -> Cell:
         threat=first.threat,
         trials=len(trials),
         failed=len(trials) - len(done),
-        success_rate=leaked / len(done) if first.role == "attack" else None,
+        track=first.track,
+        valid=len(valid),
+        victims=len(valid) if attack else None,
+        faults=dict(faults),
+        reconstructed=leaked if attack else None,
+        success_rate=leaked / len(valid) if attack else None,
+        identification=identification(valid) if attack else None,
+        label_reading=Significance(victims=3, chance=1e-9, corrected=1e-8)
+        if (first.attack, leaked) == ("agic", 0)
+        else None,
         control={"psnr": 7.25, "ssim": 0.01},
         seconds=2.5,
         flags=("trials-failed",) if len(done) < len(trials) else (),
@@ -239,28 +304,64 @@ def leak_of(entry: Cell) -> float:
     return entry.worst_of("ssim") or 0.0
 
 
+def identification(trials: Sequence[Trial]) -> Significance:
+    chance = math.prod(trial.rank.chance for trial in trials if trial.rank)
+    return Significance(victims=len(trials), chance=chance, corrected=min(1.0, 10 * chance))
+
+
+def word(entry: Cell) -> Word:
+    if entry.track == "production":
+        return PRODUCTION[entry.defense][0]
+    if entry.success_rate:
+        return "reconstructed" if entry.success_rate >= 0.5 else "identified"
+    return "cannot-conclude" if entry.faults else "nothing-found"
+
+
 def verdicts(cells: Sequence[Cell], trials: Sequence[Trial]) -> list[Verdict]:
-    held: dict[tuple[str, Threat], list[Cell]] = {}
+    """One verdict a defense and track: the gravest, and nothing-found before cannot-conclude."""
+    held: dict[tuple[str, str], list[Cell]] = {}
     for entry in cells:
         if entry.role == "attack":
-            held.setdefault((entry.defense, entry.threat), []).append(entry)
-    found = []
-    for entries in held.values():
-        worst = max(entries, key=leak_of)
-        mine = [trial for trial in trials if trial.id in worst.trial_ids and trial.status == "done"]
-        rate = max(entry.success_rate or 0.0 for entry in entries)
-        found.append(
-            Verdict(
-                defense=worst.defense,
-                threat=worst.threat,
-                verdict="leaks" if rate >= 0.5 else "partly" if rate else "not-found",
-                because=f"{worst.attack} reached an SSIM of {leak_of(worst):.2f}; "
-                f"{round(100 * rate)} % of the trials of one attack or more count as leaked.",
-                worst_attack=worst.attack,
-                trial_id=max(mine, key=lambda trial: trial.score("ssim") or 0.0).id,
+            held.setdefault((entry.track, entry.defense), []).append(entry)
+    return [verdict(entries, trials) for entries in held.values()]
+
+
+def verdict(entries: Sequence[Cell], trials: Sequence[Trial]) -> Verdict:
+    entries = sorted(entries, key=lambda entry: (WORDS.index(word(entry)), -leak_of(entry)))
+    lead = next((entry for entry in entries if word(entry) != "cannot-conclude"), entries[0])
+    mine = [trial for trial in trials if trial.id in lead.trial_ids and trial.status == "done"]
+    return Verdict(
+        defense=lead.defense,
+        track=lead.track,
+        threat=lead.threat,
+        verdict=word(lead),
+        because=because(lead),
+        advice="Set --trials 19." if word(lead) == "cannot-conclude" else "",
+        victims=lead.valid,
+        below=0.63 if word(lead) == "nothing-found" else None,
+        worst_attack=lead.attack,
+        trial_id=max(mine, key=lambda trial: trial.score("ssim") or 0.0).id,
+        attackers=tuple(
+            AttackerVerdict(
+                attack=entry.attack,
+                adaptive=entry.adaptive,
+                threat=entry.threat,
+                verdict=word(entry),
+                because=because(entry),
+                victims=entry.valid or 0,
+                reconstructed=entry.reconstructed or 0,
             )
-        )
-    return found
+            for entry in entries
+        ),
+    )
+
+
+def because(entry: Cell) -> str:
+    knowing = ", who knows the defense," if entry.adaptive else ""
+    return (
+        f"{entry.attack}{knowing} reconstructed {entry.reconstructed} of {entry.valid} victims: SSIM "
+        f"{leak_of(entry):.2f} at best (without the update 0.01)."
+    )
 
 
 def tradeoff_table(cells: Sequence[Cell]) -> Tradeoff:
@@ -268,7 +369,9 @@ def tradeoff_table(cells: Sequence[Cell]) -> Tradeoff:
     cost = {"none": 0.0, "gaussian_noise": 0.01, "outpost": 0.31, "precode": 0.12}
     rows = []
     for defense, reached in accuracy.items():
-        attacks = [entry for entry in cells if entry.defense == defense and entry.role == "attack"]
+        attacks = [
+            entry for entry in cells if (entry.track, entry.defense, entry.role) == ("diagnostic", defense, "attack")
+        ]
         worst = max(attacks, key=leak_of)
         rows.append(
             TradeoffRow(

@@ -6,13 +6,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leaktight.report.html import render_comparison, write_report
+from leaktight.report.html import render_comparison, render_redacted, write_report
+from leaktight.report.judgements import ANSWERS
 from leaktight.report.runs import load_run
+from leaktight.report.words import SYMBOLS, VERDICTS
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing; pip install '.[dev]'")
 
@@ -35,8 +38,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def report(finished_run: Path) -> Path:
-    return write_report(finished_run)
+def report(both_tracks: Path) -> Path:
+    return write_report(both_tracks)
 
 
 @pytest.fixture
@@ -130,7 +133,82 @@ def test_light_and_dark_follow_the_system_until_the_reader_chooses(visit: Opener
     assert page.evaluate(ground) == light
 
 
-@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_of_a_verdict_has_a_badge_of_its_own(visit: Opener, scheme: str) -> None:
+    """Its own symbol and words, so that it does not depend on colour; text and edge stand out from the ground."""
+    page = visit(color_scheme=scheme)
+    page.get_by_text("What the words mean").click()
+    badges = page.locator(".meanings .badge")
+    assert badges.count() == len(VERDICTS)
+    words = [" ".join(text.split()) for text in badges.all_inner_texts()]
+    assert words == [f"{SYMBOLS[word]} {text}" for word, text in VERDICTS.items()]
+    assert len({text.split()[0] for text in words}) == len(VERDICTS)
+    colours = badges.evaluate_all("(all) => all.map((e) => getComputedStyle(e).color)")
+    assert len(set(colours)) == len(VERDICTS)
+    assert page.evaluate(CONTRAST)[1] == []
+
+
+def test_the_first_screen_holds_the_five_answers(visit: Opener) -> None:
+    page = visit(width=1280)
+    rows = page.locator(".answer > div")
+    assert rows.locator("dt").all_inner_texts() == list(ANSWERS.values())
+    boxes = [rows.nth(index).bounding_box() for index in range(rows.count())]
+    assert max(box["y"] + box["height"] for box in boxes) < 800
+    above = page.evaluate(
+        """() => {
+          const top = document.querySelector(".answer").getBoundingClientRect().top;
+          return [...document.querySelectorAll("main *, nav *, .tally *, .sub")]
+            .filter((e) => e.getClientRects().length && e.getBoundingClientRect().top < top)
+            .map((e) => e.outerHTML.slice(0, 80));
+        }"""
+    )
+    assert above == []
+    assert page.locator(".tally").last.bounding_box()["y"] < 800
+
+
+def test_a_phone_reads_the_five_answers_one_below_the_other(visit: Opener) -> None:
+    page = visit(width=390)
+    rows = page.locator(".answer > div")
+    boxes = [rows.nth(index).bounding_box() for index in range(rows.count())]
+    assert len({box["x"] for box in boxes}) == 1
+    assert all(after["y"] >= before["y"] + before["height"] for before, after in pairwise(boxes))
+    assert all(box["width"] > 330 for box in boxes)
+    sizes = rows.locator("dd").evaluate_all("(all) => all.map((e) => parseFloat(getComputedStyle(e).fontSize))")
+    assert min(sizes) >= 16
+    assert boxes[2]["y"] < 800
+
+
+def test_the_keyboard_opens_what_each_attacker_did(visit: Opener) -> None:
+    page = visit()
+    summary = page.locator(".foes summary").first
+    reason = page.locator(".foes details > p").first
+    assert not reason.is_visible()
+    page.locator(".card .pair-open").first.focus()
+    page.keyboard.press("Tab")
+    assert summary.evaluate("(e) => e === document.activeElement")
+    assert summary.evaluate("(e) => getComputedStyle(e).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert reason.is_visible()
+    page.keyboard.press("Space")
+    assert not reason.is_visible()
+    reached = page.locator(".foes summary, .meanings summary").evaluate_all("(all) => all.map((e) => e.tabIndex)")
+    assert set(reached) == {0}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_redacted_page_holds_to_the_same_rules(visit: Opener, both_tracks: Path, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "report-redacted.html"
+    path.write_text(render_redacted(load_run(both_tracks)))
+    page = visit(path, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRAST)[1] == []
+    assert page.locator("img").count() == 0
+    bars = page.locator(".card .view .track")
+    assert bars.count() > 10
+    assert bars.first.bounding_box()["width"] > 100
+
+
+@pytest.mark.parametrize("width", [320, 360, 390, 768, 1280])
 def test_the_page_never_scrolls_sideways(visit: Opener, width: int) -> None:
     page = visit(width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -188,6 +266,8 @@ def test_the_keyboard_reaches_the_report_first(visit: Opener) -> None:
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "What the words mean"
+    page.keyboard.press("Tab")
     assert "pair-open" in page.evaluate("document.activeElement.className")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
@@ -200,11 +280,11 @@ def test_a_pair_opens_large_by_keyboard_and_gives_the_focus_back(visit: Opener) 
     assert viewer.is_visible()
     assert page.evaluate("document.activeElement.closest('dialog') !== null")
     pictures = viewer.locator("img")
-    assert pictures.count() == 2
+    assert pictures.count() == 4  # the original, the attack and both controls
     assert pictures.first.bounding_box()["width"] > 2 * links.nth(1).locator("img").first.bounding_box()["width"]
     shown = [page.locator("figure.pair").nth(index).get_attribute("data-title") for index in range(3)]
     assert viewer.locator("h2").inner_text() == shown[1]
-    assert "PSNR" in viewer.locator("dl").inner_text()
+    assert "PSNR" in viewer.inner_text()
     page.keyboard.press("ArrowRight")
     assert viewer.locator("h2").inner_text() == shown[2]
     page.keyboard.press("ArrowLeft")
@@ -281,4 +361,4 @@ def test_a_comparison_holds_to_the_same_rules(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CONTRAST)[1] == []
     page.get_by_role("link", name="audit-001").click()
-    assert page.locator("h1").inner_text().startswith("Without a defense")
+    assert page.locator("h1").inner_text().startswith("An undefended update")

@@ -5,11 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.report.made_run import NOISE, MadeRun
+from tests.report.made_run import ANSWER, NOISE, MadeRun
 from tests.report.reading import Page
 from tests.results.made import changed
 
 from leaktight.report.html import render_comparison, write_report
+from leaktight.report.judgements import answer_lines
 from leaktight.report.runs import load_run
 
 
@@ -45,23 +46,65 @@ def test_every_link_leads_somewhere(page: Page) -> None:
     assert {target for target in targets if not (target and target[0] == "#" and target[1:] in page.ids)} == set()
 
 
-def test_the_top_says_the_verdicts_in_words(page: Page, finished_run: Path) -> None:
+def test_the_top_answers_in_five_sentences(page: Page) -> None:
+    assert page.text("h1") == ANSWER.leaks
+    top = page.text("header")
+    found = [top.index(f"{question} {sentence.replace('`', '')}") for question, sentence in answer_lines(ANSWER)]
+    assert found == sorted(found)
+    assert "earlier version" not in top
+
+
+def test_an_older_file_has_its_own_words_and_says_whose_rules_they_are(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run").add_all()
+    content = made.content() | {"schema_version": 1}
+    for name in ("answer", "spending", "confidence", "digest"):
+        del content[name]
+    for entry in content["verdicts"]:
+        del entry["attackers"], entry["victims"], entry["below"]
+        old = {"reconstructed": "leaks", "identified": "partly", "nothing-found": "not-found"}
+        entry["verdict"] = old[entry["verdict"]]
+    for cell in content["cells"]:
+        for name in ("valid", "victims", "faults", "reconstructed", "identification", "label_reading"):
+            cell.pop(name, None)
+    (made.path / "summary.json").write_text(json.dumps(content))
+    page = Page(write_report(made.path).read_text())
+    assert page.faults == []
     assert page.text("h1") == "Without a defense, the update leaks training data."
+    top = page.text("header")
+    assert "Judged by the rules of an earlier version." in top
+    assert "Leaks in part outpost" in " ".join(top.split())
+    assert "No leak found by these attacks" in page.text("verdicts")
+    assert "3 of 3 trials leaked" in page.text("matrix")
+    assert "Effort" not in page.text("assumptions")
+
+
+def test_a_card_has_the_reason_the_claim_and_the_weaker_attackers(page: Page, finished_run: Path) -> None:
     verdicts = page.text("verdicts")
     for entry in json.loads((finished_run / "summary.json").read_text())["verdicts"]:
         assert entry["because"] in verdicts
-    assert "No leak found by these attacks" in verdicts
-    assert "does not prove that there is none" in verdicts
+        for attacker in entry["attackers"]:
+            assert attacker["because"] in verdicts
+            assert f"{attacker['reconstructed']} of {attacker['victims']} victims" in verdicts
+    assert "With 95 % confidence, fewer than 63 % of victims are reconstructed. Rests on 3 victims." in verdicts
+    assert "not a proof that nothing leaks" in verdicts
     assert "positive control" in verdicts
     assert "negative control" in verdicts
+    assert verdicts.count("One victim and its controls") == 4
+
+
+def test_what_to_do_is_said_where_nothing_can_be_concluded(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run").add_all()
+    content = made.content()
+    content["verdicts"][1] |= {"verdict": "cannot-conclude", "advice": "Set --trials 19."}
+    (made.path / "summary.json").write_text(json.dumps(content))
+    assert "What to do: Set --trials 19." in Page(write_report(made.path).read_text()).text("verdicts")
 
 
 def test_the_matrix_holds_the_numbers_of_the_summary(page: Page, finished_run: Path) -> None:
     matrix, numbers = page.text("matrix"), page.text("numbers")
     for cell in json.loads((finished_run / "summary.json").read_text())["cells"]:
-        done = cell["trials"] - cell["failed"]
         if cell["role"] == "attack":
-            assert f"{round(cell['success_rate'] * done)} of {done} trials leaked" in matrix
+            assert f"{cell['reconstructed']} of {cell['victims']} reconstructed" in matrix
         assert f"{cell['psnr']['mean']:.1f} dB worst {cell['psnr']['worst']:.1f}" in matrix
         low, high = cell["psnr"]["ci95"]
         assert f"{cell['psnr']['mean']:.1f} dB ({low:.1f} to {high:.1f})" in numbers
@@ -70,6 +113,42 @@ def test_the_matrix_holds_the_numbers_of_the_summary(page: Page, finished_run: P
     assert "not run" in matrix
     assert "below. Negative controls" in matrix
     assert "not leaks. Numbers are means" in matrix
+    assert "Picked out of 100; by chance < 0.1 %" in matrix
+    assert "Not picked out of 100; by chance 64 %" in matrix
+    assert "0 of 2 reconstructed" in matrix
+    assert "1 invalid: its own loss did not fall" in matrix
+    assert "1 invalid: ended in an error" in matrix
+
+
+def test_two_tracks_stand_apart_and_say_what_they_are(both_tracks: Path, page: Page) -> None:
+    whole = Page(write_report(both_tracks).read_text())
+    assert whole.faults == []
+    assert len(whole.ids) == len(set(whole.ids))
+    sections = {
+        "verdicts": "agic reconstructed",
+        "matrix": "Labels read; by chance",
+        "images": "agic",
+        "numbers": "agic",
+    }
+    for name, words in sections.items():
+        assert words in whole.text(f"{name}-production")
+        assert words not in whole.text(name)
+        assert f"{name}-production" not in page.ids
+    assert "An upper bound: one step, easy weights." in whole.text("verdicts")
+    assert "Updates as in training" in whole.text("verdicts-production")
+    assert "Ledger, production" in whole.text("assumptions")
+    for word in ("Diagnostic", "diagnostic", "upper bound", "roduction"):
+        assert word not in page.text("body")
+    targets = [attributes["href"] or "" for attributes in whole.all("a")]
+    assert {target for target in targets if target[1:] not in whole.ids} == set()
+
+
+def test_the_facts_say_what_was_spent(page: Page) -> None:
+    assumed = page.text("assumptions")
+    assert "Trials 40 of at most 120" in assumed
+    assert "Time 3 min 24 s" in assumed
+    assert "every verdict was decided" in assumed
+    assert "fewer than 15 % of victims" in assumed
 
 
 def test_assumptions_flags_failures_and_the_way_to_reproduce_are_there(page: Page) -> None:
@@ -109,6 +188,8 @@ def test_names_from_the_data_stay_text(tmp_path: Path) -> None:
     content = made.content(over_time=True)
     content["scenario"]["data"] = HOSTILE
     content["verdicts"][0]["because"] = HOSTILE
+    content["verdicts"][1]["attackers"][0]["because"] = HOSTILE
+    content["answer"] = dict.fromkeys(content["answer"], HOSTILE)
     content["flags"][0] |= {"detail": HOSTILE, "code": HOSTILE, "advice": HOSTILE}
     content["over_time"][0]["defense"] = HOSTILE
     content["tradeoff"] = {"rows": [{"defense": HOSTILE, "leak": {"worst": 0.5}, "accuracy": 0.5}]}
@@ -132,7 +213,7 @@ def test_an_unfinished_run_says_so_and_shows_what_there_is(tmp_path: Path) -> No
     assert "This run is not finished." in page.text("header")
     assert "verdicts" not in page.ids
     assert f"{made.trials[0].score('psnr'):.1f} dB" in page.text("matrix")
-    assert "leaked" not in page.text("numbers").replace("Leaked", "")
+    assert "reconstructed" not in page.text("matrix")
     assert len(page.all("figure")) == 2
 
 
@@ -176,6 +257,7 @@ def test_a_captured_update_without_originals_shows_what_was_found_and_scores_not
     cell = content["cells"][0] | {"psnr": None, "ssim": None, "mse": None, "success_rate": None, "control": {}}
     content["cells"] = [cell | {"first_loss": 1.5, "loss": 0.02}]
     content["verdicts"][0] |= {"verdict": "cannot-conclude", "because": "look at the pictures."}
+    del content["answer"]
     (made.path / "summary.json").write_text(json.dumps(content))
     (trial,) = made.trials
     assert trial.images is not None
@@ -188,6 +270,7 @@ def test_a_captured_update_without_originals_shows_what_was_found_and_scores_not
     assert "positive control" not in page.text("matrix")
     assert page.text("images").startswith("Reconstructions The originals were not given")
     assert [attributes["alt"] for attributes in page.all("img")] == [
-        f"Reconstruction: client-003, round 0, trial 0, image {index} of 2" for index in (1, 1, 2)
+        f"Reconstruction{by}: client-003, round 0, trial 0, image {index} of 2"
+        for by, index in ((" by csdlg", 1), ("", 1), ("", 2))
     ]
     assert "PSNR" not in page.text("main")

@@ -40,7 +40,7 @@ def test_several_runs_make_a_comparison(
     assert "2 runs side by side" in (tmp_path / "comparison.html").read_text()
 
 
-@pytest.mark.parametrize(("form", "start"), [("md", "# Leakage"), ("csv", "table,defense"), ("latex", "% needs")])
+@pytest.mark.parametrize(("form", "start"), [("md", "# Leakage"), ("csv", "table,track,defense"), ("latex", "% needs")])
 def test_tables_are_printed_or_written(
     form: str,
     start: str,

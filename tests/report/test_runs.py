@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.report.made_run import MadeRun
+from tests.report.made_run import ANSWER, CURIOUS, MadeRun
 from tests.results.made import changed, made_cell
 
 from leaktight.core.errors import UsageError
-from leaktight.report.page import build_page, headline, level_of
+from leaktight.report.cards import one_a_defense
+from leaktight.report.matrix import level_of
+from leaktight.report.page import build_page, headline
 from leaktight.report.runs import load_run
+from leaktight.report.words import number
 
 
 def test_a_finished_run_is_read_whole(finished_run: Path) -> None:
@@ -63,30 +67,77 @@ def test_fields_of_later_versions_do_no_harm(tmp_path: Path) -> None:
     content["cells"][0]["lpips_vgg"] = {"mean": 0.25, "ci95": None, "worst": 0.2, "median": 0.3}
     (made.path / "summary.json").write_text(json.dumps(content))
     page = build_page(load_run(made.path))
-    assert page.metrics == ("psnr", "ssim", "mse", "lpips_vgg")
+    assert page.parts[0].metrics == ("psnr", "ssim", "mse", "lpips_vgg")
 
 
-def test_headlines_follow_the_gravest_verdict(finished_run: Path) -> None:
+def test_headlines_follow_the_answer_or_the_gravest_verdict(finished_run: Path) -> None:
     run = load_run(finished_run)
     page = build_page(run)
-    assert page.headline == "Without a defense, the update leaks training data."
-    assert page.tally == (
-        ("leaks", ("precode",)),
-        ("partly", ("outpost",)),
-        ("not-found", ("gaussian_noise",)),
+    assert page.headline == ANSWER.leaks
+    assert page.tone == "reconstructed"
+    assert page.parts[0].tally == (
+        ("reconstructed", ("none", "precode")),
+        ("identified", ("outpost",)),
+        ("nothing-found", ("gaussian_noise",)),
     )
+    silent = run.summary.model_copy(update={"answer": None})
+    assert headline(replace(run, summary=silent)) == "Without a defense, the update leaks training data."
     mild = [entry.model_copy(update={"verdict": "cannot-conclude"}) for entry in run.summary.verdicts]
-    unsure = run.summary.model_copy(update={"verdicts": tuple(mild)})
-    changed = type(run)(**{**vars(run), "summary": unsure})
-    assert headline(changed) == "Without a defense, the update cannot be judged by this run."
+    unsure = silent.model_copy(update={"verdicts": tuple(mild)})
+    assert headline(replace(run, summary=unsure)) == "Without a defense, the update cannot be judged by this run."
+
+
+def test_the_matrix_says_what_the_verdicts_say_about_each_attack(finished_run: Path) -> None:
+    (part,) = build_page(load_run(finished_run)).parts
+    rows = {defense: {entry.column.attack: entry for entry in entries[:2]} for defense, entries in part.matrix}
+    assert rows["gaussian_noise"]["inverting_gradients"].level == "cannot-conclude"
+    assert rows["gaussian_noise"]["csdlg"].level == "nothing-found"
+    assert rows["outpost"]["csdlg"].level == "identified"
+    assert rows["none"]["csdlg"].among == 100
+    assert part.levels == ("reconstructed", "identified", "cannot-conclude", "nothing-found", "control")
+
+
+def test_tracks_are_never_mixed(both_tracks: Path) -> None:
+    run = load_run(both_tracks)
+    diagnostic, production = build_page(run).parts
+    assert (diagnostic.track, production.track) == ("diagnostic", "production")
+    for part in (diagnostic, production):
+        cells = [entry.cell for _, entries in part.matrix for entry in entries if entry.cell]
+        assert {cell.track for cell in cells} == {part.track}
+        assert {card.verdict.track for card in part.cards} == {part.track}
+        pairs = [pair for _, groups in part.gallery for group in groups for pair in group.pairs]
+        assert {pair.trial.track for pair in pairs} == {part.track}
+    assert "1" in {value for key, _, value in diagnostic.ledger if key == "local_steps"}
+    assert "20" in {value for key, _, value in production.ledger if key == "local_steps"}
+    alone = run.summary.model_copy(
+        update={
+            "cells": tuple(cell for cell in run.summary.cells if cell.track == "diagnostic"),
+            "verdicts": tuple(entry for entry in run.summary.verdicts if entry.track == "diagnostic"),
+        }
+    )
+    (part,) = build_page(replace(run, summary=alone)).parts
+    assert (part.note, part.suffix) == ("", "")
+
+
+def test_trials_so_far_keep_their_tracks_apart(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run")
+    made.add("none", "csdlg", 0, 0.1)
+    made.add("none", "csdlg", 1, 0.9, track="production")
+    cells = load_run(made.path).summary.cells
+    assert [(cell.track, cell.trials) for cell in cells] == [("diagnostic", 1), ("production", 1)]
 
 
 def test_silence_of_an_attack_that_fails_without_a_defense_is_not_called_success(tmp_path: Path) -> None:
+    """In files without a verdict on each attack."""
     made = MadeRun(tmp_path / "run")
     for defense in ("none", "outpost"):
         made.add(defense, "csdlg", 0, 0.95)
-    page = build_page(load_run(made.finish()))
-    entries = {defense: entries[0] for defense, entries in page.matrix}
+    content = made.content() | {"schema_version": 1}
+    for entry in content["verdicts"]:
+        del entry["attackers"]
+    (made.path / "summary.json").write_text(json.dumps(content))
+    (part,) = build_page(load_run(made.path)).parts
+    entries = {defense: entries[0] for defense, entries in part.matrix}
     assert entries["outpost"].level == "cannot-conclude"
     assert entries["outpost"].doubtful
     assert entries["none"].level == "cannot-conclude"
@@ -99,7 +150,7 @@ def test_pictures_are_cut_from_their_strips_and_belong_to_their_scores(finished_
     from PIL import Image
 
     run = load_run(finished_run)
-    group = build_page(run).gallery[0][1][0]
+    group = build_page(run).parts[0].gallery[0][1][0]
     scores = [dict(pair.scores)["PSNR"] for pair in group.pairs]
     assert scores == sorted(scores, key=lambda text: -float(text.split()[0]))
     for pair in group.pairs:
@@ -123,7 +174,7 @@ def test_a_picture_outside_the_run_or_damaged_is_left_out(tmp_path: Path) -> Non
     (made.path / trial.images.guess).write_bytes(b"no picture")
     made.trials = [changed(trial, images=trial.images.model_copy(update={"truth": "../secret.png"}))]
     made.write()
-    pair = build_page(load_run(made.finish())).gallery[0][1][0].pairs[0]
+    pair = build_page(load_run(made.finish())).parts[0].gallery[0][1][0].pairs[0]
     assert pair.truth is None
     assert pair.guess is None
 
@@ -132,31 +183,47 @@ def test_half_of_the_trials_is_where_an_attack_works() -> None:
     bare, weak = made_cell(success_rate=0.5), made_cell(success_rate=0.25)
     levels = {rate: level_of(made_cell(defense="outpost", success_rate=rate), bare) for rate in (0, 0.25, 0.5, 1)}
     assert levels == {
-        0: ("not-found", False),
-        0.25: ("partly", False),
-        0.5: ("leaks", False),
-        1: ("leaks", False),
+        0: ("nothing-found", False),
+        0.25: ("identified", False),
+        0.5: ("reconstructed", False),
+        1: ("reconstructed", False),
     }
     assert level_of(made_cell(defense="outpost", success_rate=0), weak) == ("cannot-conclude", True)
     assert level_of(made_cell(defense="outpost", failed=4), bare) == ("unknown", False)
     assert level_of(made_cell(defense="outpost", success_rate=0), None) == ("cannot-conclude", False)
 
 
-def test_the_evidence_of_a_verdict_is_that_of_its_trial(finished_run: Path) -> None:
-    """An attacker who knows the defense can also do what others do; the strongest attack may be one of theirs."""
+def test_a_card_speaks_of_one_victim(finished_run: Path) -> None:
     run = load_run(finished_run)
-    entries = [
-        entry for entry in run.summary.verdicts if entry.defense == "outpost" and "defense" in entry.threat.knows
-    ]
-    assert len(entries) == 1
-    plain = next(cell for cell in run.summary.cells if (cell.defense, cell.attack) == ("outpost", "csdlg"))
-    assert not plain.adaptive
-    moved = entries[0].model_copy(update={"trial_id": plain.trial_ids[0]})
-    summary = run.summary.model_copy(update={"verdicts": (entries[0], moved)})
-    own, taken = build_page(type(run)(**{**vars(run), "summary": summary})).cards
-    assert own.bars[0].cell.adaptive
-    assert own.bars[0].label == "csdlg, knows the defense: the strongest attack tried"
-    assert taken.bars[0].cell == plain
-    assert [bar.kind for bar in own.bars] == ["this", "positive", "negative"]
-    assert own.pair is not None
-    assert own.pair.trial.id == entries[0].trial_id
+    (part,) = build_page(run).parts
+    trials = {trial.id: trial for trial in run.trials}
+    assert [card.verdict.defense for card in part.cards] == ["none", "gaussian_noise", "outpost", "precode"]
+    for card in part.cards:
+        assert card.evidence is not None
+        trial = trials[card.verdict.trial_id or ""]
+        assert f"trial {trial.trial}, image" in card.evidence.title
+        kinds = [view.kind for view in card.evidence.views]
+        assert kinds == (["this", "negative"] if trial.defense == "none" else ["this", "positive", "negative"])
+        index = int(card.evidence.title.split("image ")[1].split()[0]) - 1
+        bare = next(each for each in run.trials if each.id == f"none-{trial.attack}-{trial.trial}")
+        blind = next(each for each in run.trials if each.id == f"{trial.defense}-prior_only-{trial.trial}")
+        shown = {view.kind: dict(view.scores)["SSIM"] for view in card.evidence.views}
+        for kind, other in {"this": trial, "positive": bare, "negative": blind}.items():
+            if kind in shown:
+                assert shown[kind] == number((other.scores["ssim"] or ())[index], "ssim")
+    adaptive = part.cards[2].evidence
+    assert adaptive is not None
+    assert adaptive.views[0].label == "csdlg, knows the defense"
+
+
+def test_verdicts_on_each_attacker_of_an_old_file_become_one(finished_run: Path) -> None:
+    run = load_run(finished_run)
+    lead = next(entry for entry in run.summary.verdicts if entry.defense == "outpost")
+    mild = changed(lead, verdict="nothing-found", threat=CURIOUS, because="it found nothing.", attackers=())
+    old = run.summary.model_copy(update={"verdicts": (mild, changed(lead, attackers=())), "schema_version": 1})
+    (joined,) = one_a_defense(old)
+    assert joined.verdict == "identified"
+    assert [each.verdict for each in joined.attackers] == ["identified", "nothing-found"]
+    assert [each.adaptive for each in joined.attackers] == [True, False]
+    assert joined.attackers[1].attack == "csdlg and inverting_gradients"
+    assert (joined.attackers[1].reconstructed, joined.attackers[1].victims) == (1, 3)

@@ -5,13 +5,18 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.report.made_run import MadeRun
+from tests.results.made import THREAT, made_cell, made_summary
 
 from leaktight.report.comparison import compare
 from leaktight.report.runs import Run, load_run
-from leaktight.report.tables import latex, markdown, to_csv, to_latex, to_markdown
+from leaktight.report.tables import WRITERS, latex, markdown, to_csv, to_latex, to_markdown
+from leaktight.results.schema import Cell, Score, Significance, Track, Verdict, Word
+
+OLD = Path(__file__).parents[1] / "results" / "old"
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +144,93 @@ def test_an_unfinished_run_is_marked_in_every_form(tmp_path: Path) -> None:
     for text in (to_markdown([run]), to_latex([run])):
         assert "run is not finished" in text
     assert [row["metric"] for row in read(to_csv([run])) if row["statistic"] == "mean"] == ["psnr", "mse", "ssim"]
+
+
+def cell(defense: str, track: Track, mean: float, **changes: Any) -> Cell:
+    tested = Significance(victims=4, chance=0.01, corrected=0.03)
+    scores = {"psnr": Score(mean=mean, ci95=(mean - 1, mean + 1), worst=mean + 1)}
+    counts = {"trials": 5, "valid": 4, "victims": 4, "reconstructed": 2, "success_rate": 0.5}
+    return made_cell(defense=defense, track=track, identification=tested, **counts | scores | changes)
+
+
+def verdict(defense: str, track: Track, word: Word, **changes: Any) -> Verdict:
+    fields: dict[str, Any] = {"defense": defense, "track": track, "threat": THREAT, "verdict": word, "because": "so."}
+    return Verdict.model_validate(fields | {"victims": 4} | changes)
+
+
+def two_tracks(path: Path, **changes: Any) -> Run:
+    """A run of two tracks with the same attack and defenses."""
+    path.mkdir()
+    cells = [cell("none", "diagnostic", 30.0), cell("noise", "diagnostic", 10.0), cell("none", "production", 20.0)]
+    verdicts = (
+        verdict("none", "diagnostic", "reconstructed"),
+        verdict("noise", "diagnostic", "nothing-found"),
+        verdict("none", "production", "cannot-conclude", advice="Do more."),
+    )
+    summary = made_summary(*cells, verdicts=verdicts, **changes)
+    (path / "summary.json").write_text(json.dumps(summary.document()))
+    return load_run(path)
+
+
+def test_no_table_mixes_tracks(tmp_path: Path) -> None:
+    one, other = two_tracks(tmp_path / "one"), two_tracks(tmp_path / "other")
+    single = {table.title: table for table in compare([one]).tables}
+    assert list(single) == [
+        "Verdicts, diagnostic",
+        "Leakage, diagnostic",
+        "Verdicts, production",
+        "Leakage, production",
+    ]
+    assert [row[0] for row in single["Leakage, diagnostic"].rows] == ["no defense", "noise"]
+    assert single["Verdicts, production"].rows == (("no defense", "Cannot conclude", "4", "so. Do more."),)
+    both = {table.title: table for table in compare([one, other]).tables}
+    for title in ("Verdicts", "PSNR (dB)", "Valid trials", "Reconstructed victims"):
+        assert title not in both
+        assert len(both[f"{title}, diagnostic"].rows) == 2
+        assert len(both[f"{title}, production"].rows) == 1
+    assert both["PSNR (dB), production"].rows[0][2].startswith("20.0")
+    rows = read(to_csv([one]))
+    means = {(row["track"], row["defense"]): row["value"] for row in rows if row["statistic"] == "ci95_low"}
+    assert means == {("diagnostic", "none"): "29.0", ("diagnostic", "noise"): "9.0", ("production", "none"): "19.0"}
+    assert all(two in write([one]) for two in ("diagnostic", "production") for write in WRITERS.values())
+
+
+def test_tables_show_valid_trials_victims_and_tests(tmp_path: Path) -> None:
+    run = two_tracks(tmp_path / "run")
+    table = next(table for table in compare([run]).tables if table.title == "Leakage, diagnostic")
+    shown = dict(zip(table.header, table.rows[0], strict=True))
+    assert {name: shown[name] for name in table.header[2:7]} == {
+        "Trials": "5",
+        "Valid": "4",
+        "Reconstructed": "2 of 4",
+        "Picked out by chance": "3.0 %",
+        "Labels by chance": "–",
+    }
+    found = {
+        (row["metric"], row["statistic"]): row["value"] for row in read(to_csv([run])) if row["track"] == "production"
+    }
+    expected = {
+        ("valid", "count"): "4",
+        ("victims", "count"): "4",
+        ("reconstructed", "count"): "2",
+        ("identification", "chance"): "0.01",
+        ("identification", "corrected"): "0.03",
+    }
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_one_track_goes_without_saying(runs: list[Run]) -> None:
+    assert {table.title for table in compare(runs[1:]).tables} == {"Verdicts", "Leakage"}
+
+
+def test_verdicts_of_earlier_versions_keep_their_words() -> None:
+    run = load_run(OLD / "audit")
+    verdicts = next(table for table in compare([run]).tables if table.title == "Verdicts")
+    assert {row[verdicts.header.index("Verdict")] for row in verdicts.rows} <= {
+        "Leaks",
+        "Leaks in part",
+        "No leak found by these attacks",
+        "Cannot conclude",
+    }
+    leakage = next(table for table in compare([run]).tables if table.title == "Leakage")
+    assert "Leaked" in leakage.header

@@ -29,6 +29,10 @@ KNOWING = Threat(server="curious", sees="client", knows=("batch_size", "defense"
 """The attacker who also knows the defense."""
 
 
+CRASHED: dict[str, Any] = {"status": "failed", "error": "out of memory", "scores": {}, "rank": None}
+"""The changes that make a trial a failed one."""
+
+
 def changed(record: R, **changes: Any) -> R:
     """The record with other fields, checked."""
     return type(record).model_validate({**record.document(), **changes})

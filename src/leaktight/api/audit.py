@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -11,30 +11,35 @@ from leaktight.api.runs import parse_workers, recorded_call, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, run_audit
-from leaktight.config.audit import build_experiment, complete, scenario_facts
-from leaktight.config.scenario import load_data
+from leaktight.config.audit import build_tracks, complete, production_fact, scenario_facts
 from leaktight.config.settings import Config
 from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
+from leaktight.core.errors import UsageError
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Plain, Summary
 
 Command = Literal["audit", "tradeoff"]
+Trials = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
 class PlannedAudit:
-    """An audit that is ready to run. facts: about the scenario, for readers."""
+    """An audit that is ready to run. production: of the production track. facts: about the scenario, for readers.
+
+    budget: minutes after which no trial starts; None for no end.
+    """
 
     command: Command
     config: Config
     experiment: Experiment
+    production: Experiment | None
     facts: Mapping[str, Plain]
+    budget: float | None = None
 
     @property
-    def rounds(self) -> int:
-        """The rounds of training per defense: all for a trade-off, else up to the last attacked round."""
-        every = self.experiment.federation.plan.rounds
-        return every if self.command == "tradeoff" else self.experiment.rounds[-1]
+    def experiments(self) -> list[Experiment]:
+        """The experiments of all tracks, the diagnostic one first."""
+        return [self.experiment, *([self.production] if self.production else [])]
 
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
         """The folder of its results; see `run_path`."""
@@ -61,12 +66,16 @@ class PlannedAudit:
                 executor=executor,
                 scenario=self.facts,
                 command=recorded_call(folder, call or f"leaktight.{self.command}() in Python"),
+                production=self.production and self.production.keyed(folder.key),
                 weigh=self.command == "tradeoff",
                 workers=processes,
+                budget=self.budget,
                 watcher=watcher,
             )
+            from leaktight.report.decision import write_decision
             from leaktight.report.html import write_report  # slow to import, and only needed now
 
+            write_decision(folder.path)
             write_report(folder.path)
         return summary
 
@@ -76,25 +85,37 @@ def plan(
     config: Source = None,
     *,
     adaptive: bool = True,
-    trials: int | None = None,
+    trials: Trials | None = None,
+    confidence: float | None = None,
+    budget: float | None = None,
     **scenario: Unpack[Scenario],
 ) -> PlannedAudit:
-    """Read and check everything; nothing is trained or attacked."""
+    """Read and check everything; nothing is trained or attacked. A trade-off has no production track."""
+    if budget is not None and not budget > 0:
+        raise UsageError(f"expected budget > 0 minutes, got {budget:g}")
     own = "model" in scenario or "data" in scenario
     resolved = complete(
         configure(config, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),
         trials=trials,
+        confidence=confidence,
         defenses_named=bool(scenario.get("defenses")),
     )
-    experiment = build_experiment(resolved, *load_data(resolved), adaptive=adaptive)
-    return PlannedAudit(command, resolved, experiment, scenario_facts(resolved, experiment))
+    if command == "tradeoff":
+        resolved = replace(resolved, production=None)
+    experiment, production = build_tracks(resolved, adaptive=adaptive)
+    facts = scenario_facts(resolved, experiment)
+    if resolved.production and production:
+        facts["production"] = production_fact(resolved.production, production)
+    return PlannedAudit(command, resolved, experiment, production, facts, budget)
 
 
 def audit(
     config: Source = None,
     *,
     adaptive: bool = True,
-    trials: int | None = None,
+    trials: Trials | None = None,
+    confidence: float | None = None,
+    budget: float | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,
@@ -106,13 +127,15 @@ def audit(
     config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords instead of a file, or on top
     of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
-    adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense.
+    adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense, or "auto":
+    5, and 20 or more where 5 do not decide. confidence: the share of victims that "nothing found" has to stay below
+    (default: 0.15). budget: minutes after which no trial starts; it may differ when a run is resumed.
     out: the folder of the results and of report.html (default: runs/audit-NNN). resume: continue the run there.
     workers: the number of worker processes; 0 for this process, None for one per core; or "ray", "ray://host:port". A
     script that starts processes needs `if __name__ == "__main__":`. Results do not depend on it.
     watcher: callbacks for progress.
     """
-    planned = plan("audit", config, adaptive=adaptive, trials=trials, **scenario)
+    planned = plan("audit", config, adaptive=adaptive, trials=trials, confidence=confidence, budget=budget, **scenario)
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
 
 
@@ -120,7 +143,9 @@ def tradeoff(
     config: Source = None,
     *,
     adaptive: bool = True,
-    trials: int | None = None,
+    trials: Trials | None = None,
+    confidence: float | None = None,
+    budget: float | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,
@@ -128,5 +153,7 @@ def tradeoff(
     **scenario: Unpack[Scenario],
 ) -> Summary:
     """As `audit`, and train every defense through all rounds, to compare leakage, accuracy and time."""
-    planned = plan("tradeoff", config, adaptive=adaptive, trials=trials, **scenario)
+    planned = plan(
+        "tradeoff", config, adaptive=adaptive, trials=trials, confidence=confidence, budget=budget, **scenario
+    )
     return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)

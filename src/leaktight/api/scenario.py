@@ -77,7 +77,10 @@ def configure(source: Source, options: Mapping[str, object], *, scenario: str = 
         texts = [str(each) for each in settings]
         config = load_config(path, texts, given=given, defenses=defenses, attacks=attacks, scenario=scenario)
     root = options.get("data_root")
-    return config if root is None else replace(config, data_root=Path(str(root)))
+    if root is None:
+        return config
+    production = config.production and replace(config.production, data_root=Path(str(root)))
+    return replace(config, data_root=Path(str(root)), production=production)
 
 
 def require_keywords(given: Iterable[str], known: type) -> None:

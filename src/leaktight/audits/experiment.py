@@ -128,6 +128,7 @@ class TrialRunner:
             defense_settings=dict(spec.defense.settings),
             adaptive=spec.attack.adaptive,
             searches=spec.attack.value.searches,
+            track=self.experiment.track,
             trial=spec.trial,
             round=spec.round,
             client=self.experiment.victim(spec.trial),

@@ -26,7 +26,7 @@ from leaktight.fl.federation import Federation
 from leaktight.metrics import metric_spec
 from leaktight.models.initialise import build_model
 from leaktight.models.source import ModelSource
-from leaktight.results.schema import UNDEFENDED, Role
+from leaktight.results.schema import UNDEFENDED, Role, Track
 
 T = TypeVar("T")
 
@@ -50,14 +50,22 @@ class Entry(Generic[T]):
 
 @dataclass(frozen=True)
 class AttackEntry(Entry[Attack]):
-    """role: "attack", or "control", which is given no update. against: the defense it is adapted to; None for all."""
+    """role: "attack", or "control", which is given no update. against: the defense it is adapted to; None for all.
+
+    undefended: only tried without a defense, as the positive control of the same attack in production.
+    """
 
     role: Role = "attack"
     against: str | None = None
+    undefended: bool = False
 
     @property
     def adaptive(self) -> bool:
         return self.against is not None
+
+    def meets(self, defense: str) -> bool:
+        """Whether the attack is tried on this defense."""
+        return defense == UNDEFENDED if self.undefended else self.against in (None, defense)
 
     def threat(self, base: ThreatModel) -> ThreatModel:
         """The threat model of this attack: an adaptive one also knows the defense; a control also labels, their number
@@ -90,6 +98,7 @@ class Experiment:
     federation: without a defense, with the network that training starts from.
     source, init: the network and its initial weights, so that every trial of an untrained one can make its own.
     attacked: the local training of the attacked round; `federation` has that of all other rounds.
+    track: whether updates are easy to attack (diagnostic), or those of the federation's own training (production).
     """
 
     seed: int
@@ -102,6 +111,7 @@ class Experiment:
     attacks: Sequence[AttackEntry]
     settings: AuditSettings
     data_root: Path
+    track: Track = "diagnostic"
 
     def __post_init__(self) -> None:
         played = self.federation.plan.rounds
@@ -136,15 +146,20 @@ class Experiment:
 
     @cached_property
     def trials(self) -> tuple[TrialSpec, ...]:
-        """All trials, trial number by trial number, so that an interrupted run has equally many of each defense."""
+        """All trials that the run may need, by number, so that an interrupted run has equally many of each defense."""
         return tuple(
-            TrialSpec(_identity(defense, attack, trial, round_index), defense, attack, trial, round_index)
-            for trial in range(self.settings.trials)
+            TrialSpec(self._identity(defense, attack, trial, round_index), defense, attack, trial, round_index)
+            for trial in range(self.settings.looks[-1])
             for round_index in self.rounds
             for defense in self.defenses
             for attack in self.attacks
-            if attack.against in (None, defense.name)
+            if attack.meets(defense.name)
         )
+
+    def _identity(self, defense: Entry[Defense], attack: AttackEntry, trial: int, round_index: int) -> str:
+        kind = f"{slug(attack.name)}.adaptive" if attack.adaptive else slug(attack.name)
+        first = "production." if self.track == "production" else ""
+        return f"{first}{slug(defense.name)}.{kind}.t{trial:03d}.r{round_index:03d}"
 
     @cached_property
     def by_id(self) -> dict[str, TrialSpec]:
@@ -215,8 +230,3 @@ def slug(name: str) -> str:
     'noise-std-0.1'
     """
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-")
-
-
-def _identity(defense: Entry[Defense], attack: AttackEntry, trial: int, round_index: int) -> str:
-    kind = f"{slug(attack.name)}.adaptive" if attack.adaptive else slug(attack.name)
-    return f"{slug(defense.name)}.{kind}.t{trial:03d}.r{round_index:03d}"

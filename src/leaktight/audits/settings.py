@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from leaktight.audits.statistics import victims_needed
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.metrics import metric_spec
 
 NEEDED_METRICS = ("psnr", "mse", "ssim")
 """Metrics that verdicts need; always computed."""
+FIRST_LOOK, SECOND_LOOK = 5, 20
+"""Victims at the two looks of `trials = "auto"`; the second has more where `confidence` needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings:
     """Whom an audit attacks, when, and how often.
 
-    trials: victims for each attack on each defense, the same for all of them; at least 1.
+    trials: victims for each attack on each defense, at least 1; "auto": 5, and 20 or more where 5 do not decide.
+    confidence: the share of victims that "nothing found" has to stay below, between 0 and 1.
     attack_round: the attacked round, counted from 0, or several.
     every: attack the same clients in rounds 0, every, 2 * every ... instead of attack_round.
     targets: names of the clients to attack, in turn; if empty, a random client for each trial.
@@ -24,7 +29,8 @@ class AuditSettings:
     adapted: kinds of attacks that are also tried with knowledge of the defense; all attacks if none of these is tried.
     """
 
-    trials: int = 5
+    trials: int | Literal["auto"] = "auto"
+    confidence: float = 0.15
     attack_round: int | tuple[int, ...] = 0
     every: int | None = None
     targets: tuple[str, ...] = ()
@@ -32,7 +38,9 @@ class AuditSettings:
     adapted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require_at_least(1, trials=self.trials, every=self.every)
+        require_at_least(1, trials=None if self.trials == "auto" else self.trials, every=self.every)
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"expected confidence > 0 and < 1, got {self.confidence}")
         rounds = (self.attack_round,) if isinstance(self.attack_round, int) else self.attack_round
         if not rounds or any(each < 0 for each in rounds) or len(set(rounds)) != len(rounds):
             raise ValueError(f"expected attack_round >= 0, or several distinct rounds, got {self.attack_round}")
@@ -43,6 +51,17 @@ class AuditSettings:
                 metric_spec(name)
         except UsageError as error:
             raise ValueError(f"metrics: {error}") from error
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The number of victims at each look at the results.
+
+        >>> AuditSettings(trials=3).looks, AuditSettings().looks, AuditSettings(confidence=0.05).looks
+        ((3,), (5, 20), (5, 59))
+        """
+        if self.trials != "auto":
+            return (self.trials,)
+        return FIRST_LOOK, max(SECOND_LOOK, victims_needed(self.confidence))
 
     def rounds(self, played: int) -> tuple[int, ...]:
         """The attacked rounds of a federation of `played` rounds.

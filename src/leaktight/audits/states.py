@@ -16,7 +16,7 @@ from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
 from leaktight.results.folder import RunFolder
-from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary
+from leaktight.results.schema import UNDEFENDED, Round, Track, TrainingSummary
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,13 @@ def prepare_states(
     *,
     whole: bool = False,
     workers: int | None = None,
+    begin: Callable[[str, int], None],
     after_round: Callable[[str, Round], None],
 ) -> States:
     """Train every defense's federation up to the last attacked round, or through all rounds if `whole`.
 
-    after_round: called with the defense and each finished round, those of a resumed run included.
+    begin: called with the name of a training and the number of its rounds. after_round: called with the name and each
+    finished round, those of a resumed run included.
     """
     packed: dict[str, bytes] = {}
     accuracy: dict[str, float | None] = {}
@@ -51,9 +53,13 @@ def prepare_states(
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
         try:
+            begin(
+                training_name(experiment.track, defense.name),
+                federation.plan.rounds if whole else experiment.rounds[-1],
+            )
             training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, after_round)
         except LeaktightError as error:
-            if defense.name == UNDEFENDED:
+            if defense.name == UNDEFENDED and experiment.track == "diagnostic":
                 raise
             failed[defense.name] = " ".join(str(error).split())
             continue
@@ -62,7 +68,7 @@ def prepare_states(
             key = state_key(defense.name, round_index)
             accuracy[key] = rows[round_index - 1].accuracy if round_index else _first_accuracy(federation)
             if round_index:
-                packed[key] = _state_file(folder, defense, round_index).read_bytes()
+                packed[key] = _state_file(experiment, folder, defense, round_index).read_bytes()
             else:
                 packed[key] = pack(federation.first_state().stored())
     return States(packed, accuracy, training, failed)
@@ -79,21 +85,31 @@ def _train(
 ) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
-            write_private(_state_file(folder, defense, state.server.round), pack(state.stored()))
+            write_private(_state_file(experiment, folder, defense, state.server.round), pack(state.stored()))
 
     return train(
         federation,
-        RunFolder(folder / "training" / slug(defense.name)),
+        RunFolder(_folder(experiment, folder, defense)),
         defense_kind=defense.name,
         workers=workers,
-        after_round=lambda row: after_round(defense.name, row),
+        after_round=lambda row: after_round(training_name(experiment.track, defense.name), row),
         after_state=keep,
         until=None if whole else experiment.rounds[-1],
     )
 
 
-def _state_file(folder: Path, defense: Entry[Defense], round_index: int) -> Path:
-    return folder / "training" / slug(defense.name) / f"round-{round_index:04d}.safetensors"
+def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:
+    own = folder / "training" / "production" if experiment.track == "production" else folder / "training"
+    return own / slug(defense.name)
+
+
+def _state_file(experiment: Experiment, folder: Path, defense: Entry[Defense], round_index: int) -> Path:
+    return _folder(experiment, folder, defense) / f"round-{round_index:04d}.safetensors"
+
+
+def training_name(track: Track, defense: str) -> str:
+    """The name of a defense's federation for readers."""
+    return f"{defense} (production)" if track == "production" else defense
 
 
 def _first_accuracy(federation: Federation) -> float | None:

@@ -61,12 +61,13 @@ class Panel:
     """All cells of a run, for judging them together.
 
     confidence: the share of victims that nothing-found has to stay below. looks: how often the rule of the run looks at
-    the results before it ends.
+    the results before it ends. cut: whether the run's budget ended before its trials.
     """
 
     cells: Sequence[CellTrials]
     confidence: float
     looks: int = 1
+    cut: bool = False
     attacks: Sequence[CellTrials] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +76,10 @@ class Panel:
     @cached_property
     def _by_key(self) -> dict[CellKey, CellTrials]:
         return {cell.key: cell for cell in self.attacks}
+
+    def cell(self, key: CellKey) -> CellTrials:
+        """The attack cell of this key."""
+        return self._by_key[key]
 
     @cached_property
     def identification(self) -> dict[CellKey, Significance]:
@@ -160,6 +165,9 @@ class Panel:
         if cell.reconstructed:
             return f"seems to reconstruct {share(cell)}, which may be chance", "Set more --trials"
         nothing = f"found nothing on {count(cell)}"
+        asked = f"{self.needed} are needed to claim fewer than {100 * self.confidence:.0f} %"
+        if self.cut and len(shared) < self.needed:
+            return f"{nothing} when the budget was spent; {asked}", "raise --budget, and continue with --resume"
         if not self.works(control):
             if cell.defense == UNDEFENDED:
                 return (
@@ -170,7 +178,6 @@ class Panel:
             return f"{nothing}, but without the defense it {worked}", "Use a stronger attack or an easier update"
         if len(shared) >= self.needed:
             return "", ""
-        asked = f"{self.needed} are needed to claim fewer than {100 * self.confidence:.0f} %"
         unchanged = sum(trial.update_changed is False for trial in cell.valid)
         if unchanged:
             return (

@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 success, 1 failure, 2 bad usage or config, 130 interrupted.
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad usage or config, 3 a leak (--fail-on), 130 interrupted.
 
 Slow modules are imported when a command runs.
 """
@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from leaktight import __version__
-from leaktight.cli import audit, data, flower, generator, inspect, listing, report, train
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.cli import audit, data, flower, generator, inspect, listing, report, train, verify
+from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
 
 app = typer.Typer(
     name="leaktight",
@@ -28,6 +28,7 @@ app.command("audit", help=audit.AUDIT_HELP)(audit.command)
 app.command("tradeoff", help=audit.TRADEOFF_HELP)(audit.command)
 app.command("inspect")(inspect.command)
 app.command("report")(report.command)
+app.command("verify")(verify.command)
 app.command("list")(listing.command)
 app.command("data")(data.command)
 
@@ -57,4 +58,4 @@ def main() -> None:
         sys.exit(130)
     except LeaktightError as error:
         print(f"leaktight: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, LeakFoundError) else 1)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.cli.gate import check, check_possible, chosen_gate
 from leaktight.config.tables import AUDIT_SCENARIO, read_tables
 
 AUDIT_HELP = """Attack every defense in a federated scenario; prints verdicts and a table, writes report.html.
@@ -28,16 +29,21 @@ def command(
     adaptive: Annotated[
         bool, typer.Option("--adaptive/--no-adaptive", help="Also attack each defense with knowledge of it.")
     ] = True,
-    trials: Annotated[int | None, typer.Option(min=1, help="Victims for each attack on each defense.")] = None,
+    trials: options.Trials = None,
+    confidence: options.Confidence = None,
+    budget: options.Budget = None,
     out: options.Out = None,
     resume: options.Resume = False,
     workers: options.Workers = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
+    fail_on: options.FailOn = None,
     as_json: options.Json = False,
 ) -> None:
+    gate = chosen_gate(fail_on or (), dry_run=dry_run)
     named = {"attack": attack or (), "defense": defense or ()}
-    read_tables(config, overrides or (), named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
+    settings = [*(overrides or ()), *options.asked(trials=trials, confidence=confidence)]
+    read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.audit import plan
@@ -49,20 +55,21 @@ def command(
         "tradeoff" if context.command.name == "tradeoff" else "audit",
         config,
         adaptive=adaptive,
-        trials=trials,
-        settings=overrides or (),
+        budget=budget,
+        settings=settings,
         attacks=attack or (),
         defenses=defense or (),
         data_root=data_root,
     )
-    announce(planned.experiment, planned.facts, Console(stderr=True))
+    check_possible(gate, planned)
+    announce(planned.experiments, planned.facts, Console(stderr=True))
     if not dry_run:
-        run_and_print(
+        summary = run_and_print(
             planned,
             print_audit,
             out=out,
             resume=resume,
             workers=workers,
             as_json=as_json,
-            rounds=planned.rounds,
         )
+        check(gate, summary)

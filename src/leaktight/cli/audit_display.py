@@ -1,9 +1,9 @@
-"""The output of an audit: progress on stderr, then the table and the verdicts."""
+"""The output of an audit: progress on stderr, then the answer, the verdicts and the tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Protocol
@@ -11,42 +11,58 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
+from rich.text import Text
 
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
+from leaktight.audits.schedule import Wanted, fewest
+from leaktight.audits.states import training_name
 from leaktight.cli.console import called, print_json, resumable, say
 from leaktight.cli.display import MISSING, progress_bars, shown
-from leaktight.report.words import VERDICTS, defense_words, fact
-from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Tradeoff, Trial, Word
+from leaktight.report.judgements import (
+    TRACKS,
+    answer_lines,
+    chance_words,
+    fault_words,
+    spending_facts,
+    tracks_of,
+    victims_words,
+)
+from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact, listed
+from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Track, Tradeoff, Trial, Verdict, Word
 
 STYLES: Mapping[Word, str] = {
-    "leaks": "bold red",
-    "partly": "yellow",
-    "not-found": "green",
+    "reconstructed": "bold red",
+    "identified": "yellow",
+    "labels-read": "yellow",
     "cannot-conclude": "magenta",
+    "nothing-found": "green",
 }
-COLUMNS = ("attack", "PSNR dB", "SSIM", "worst", "blind", "leaked", "flags")
-"""PSNR and SSIM with 95 % intervals, SSIM of the most leaking trial (worst) and of the best control (blind)."""
+COLUMNS = ("attack", "PSNR dB", "SSIM", "blind", "rebuilt", "chance", "flags")
+"""PSNR and SSIM with 95 % intervals, SSIM of the best control (blind), victims that were reconstructed of those with
+valid trials, and the corrected chance of the identification."""
 TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its share", "front")
 
 
 class AuditDisplay(Watcher):
-    """Progress bars on a terminal, plain lines elsewhere. rounds: of training per defense."""
+    """Progress bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, rounds: int, console: Console) -> None:
-        self.training, self.console = rounds, console
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self.progress = progress_bars(console, transient=True, disable=not console.is_terminal)
         self.done = self.total = 0
         self.trials = self.progress.add_task("trials", total=None, visible=False)
-        self.rounds: dict[str, TaskID] = {}
+        self.rounds: dict[str, tuple[TaskID, int]] = {}
 
-    def round_done(self, defense: str, row: Round) -> None:
-        if defense not in self.rounds:
-            self.rounds[defense] = self.progress.add_task(f"training, {defense}", total=self.training)
-        self.progress.update(self.rounds[defense], completed=row.round)
+    def training_begins(self, name: str, rounds: int) -> None:
+        self.rounds[name] = self.progress.add_task(f"training, {name}", total=rounds), rounds
+
+    def round_done(self, name: str, row: Round) -> None:
+        task, rounds = self.rounds[name]
+        self.progress.update(task, completed=row.round)
         if not self.console.is_terminal:
             accuracy = "" if row.accuracy is None else f", accuracy {100 * row.accuracy:.1f} %"
-            say(self.console, f"training, {defense}: round {row.round} of {self.training}{accuracy}")
+            say(self.console, f"training, {name}: round {row.round} of {rounds}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -59,6 +75,11 @@ class AuditDisplay(Watcher):
         self.progress.update(self.trials, completed=self.done)
         if not self.console.is_terminal:
             say(self.console, f"{self.done} of {self.total}: {trial_words(trial)}")
+
+    def looked(self, needed: Wanted, done: int) -> None:
+        self.done, self.total = done, len(needed.ids)
+        self.progress.update(self.trials, completed=done, total=self.total)
+        say(self.console, look_words(needed))
 
 
 class Planned(Protocol):
@@ -77,11 +98,10 @@ def run_and_print(
     resume: bool,
     workers: str | None,
     as_json: bool,
-    rounds: int = 0,
-) -> None:
+) -> Summary:
     """Run in the folder `out` with a display of the progress, then print the summary by `show` or as JSON."""
     errors, path = Console(stderr=True), planned.folder(out, resume=resume)
-    display = AuditDisplay(rounds, errors)
+    display = AuditDisplay(errors)
     with resumable(path, errors), display.progress:
         summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
     if as_json:
@@ -92,16 +112,28 @@ def run_and_print(
         files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
         say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
     check_something_ran(summary)
+    return summary
 
 
-def announce(experiment: Experiment, facts: Mapping[str, object], console: Console) -> None:
+def announce(experiments: Sequence[Experiment], facts: Mapping[str, object], console: Console) -> None:
     """Print the scenario and the planned attacks."""
     for name, value in facts.items():
         say(console, f"{name}: {value}")
-    attacks = [f"{each.name} ({each.role})" for each in experiment.attacks if not each.adaptive]
+    experiment = experiments[0]
+    plain = [each for each in experiment.attacks if not each.adaptive and not each.undefended]
+    attacks = [f"{each.name} ({each.role})" for each in plain]
     knowing = [f"; {each.name} with knowledge of {each.against}" for each in experiment.attacks if each.adaptive]
+    control = [f"; {each.name} on none" for each in experiment.attacks if each.undefended]
     defenses = ", ".join(each.name for each in experiment.defenses)
-    say(console, f"{len(experiment.trials)} trials in total: {', '.join(attacks)} on {defenses}{''.join(knowing)}")
+    least, most = fewest(experiments), sum(len(each.trials) for each in experiments)
+    number = f"{most} trials in total" if least == most else f"{least} to {most} trials"
+    say(console, f"{number}: {', '.join(attacks)} on {defenses}{''.join((*knowing, *control))}")
+
+
+def look_words(needed: Wanted) -> str:
+    """What the first look decided, on one line."""
+    first, second = (listed(training_name(*place) for place in places) for places in (needed.decided, needed.further))
+    return f"{needed.looks[0]} victims decided {first or 'nothing'}; {needed.looks[-1]} for {second or 'nothing'}"
 
 
 def trial_words(trial: Trial) -> str:
@@ -113,31 +145,90 @@ def trial_words(trial: Trial) -> str:
 
 
 def print_audit(summary: Summary, console: Console) -> None:
-    """Print the table of cells, the verdicts, the flags, and the trade-off if there is one."""
+    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one."""
     letters = dict(zip(dict.fromkeys(flag.code for flag in summary.flags), ascii_lowercase, strict=False))
-    console.print(cells_table(summary, letters))
-    console.print(f"\na trial leaked {summary.leaked_if}", highlight=False, markup=False)
-    console.print(f"assumed: {ledger_words(summary.ledger)}\n", highlight=False, markup=False)
+    print_answer(summary, console)
     print_verdicts(summary, console)
-    console.print()
+    for track in tracks_of(summary):
+        if len(tracks_of(summary)) > 1:
+            console.print(f"[bold]{track.capitalize()}[/]", highlight=False)
+        console.print(cells_table(summary, letters, track))
+        _print_faults(summary, track, console)
+        console.print()
+    _say(console, f"a victim counts as rebuilt {summary.leaked_if}")
+    _say(console, f"assumed: {ledger_words(summary.ledger)}")
+    for name, value in spending_facts(summary.spending, None).items():
+        _say(console, f"{name.lower()}: {value}")
     for code, letter in letters.items():
         flag = next(flag for flag in summary.flags if flag.code == code)
-        console.print(f"({letter}) {code}: {flag.raised_if}; {flag.advice}", highlight=False, markup=False)
+        _say(console, f"({letter}) {code}: {flag.raised_if}; {flag.advice}")
     if summary.tradeoff is not None:
         console.print()
         console.print(tradeoff_table(summary.tradeoff))
         if (advice := summary.tradeoff.recommendation) is not None:
-            text = f"recommended: {advice.defense or 'none of these'}. {advice.because}"
-            console.print(text, highlight=False, markup=False)
+            _say(console, f"recommended: {advice.defense or 'none of these'}. {advice.because}")
+
+
+def print_answer(summary: Summary, console: Console) -> None:
+    """Print the five sentences of the answer, if there is one."""
+    if summary.answer is None:
+        return
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column()
+    for question, sentence in answer_lines(summary.answer):
+        grid.add_row(question, Text(sentence.replace("`", "")))
+    console.print(grid)
+    console.print()
 
 
 def print_verdicts(summary: Summary, console: Console) -> None:
-    """Print the verdict on each defense, and the reason."""
-    for each in summary.verdicts:
-        words, style = VERDICTS[each.verdict].lower(), STYLES[each.verdict]
-        knowing = ", attacker knows it" if "defense" in each.threat.knows else ""
-        console.print(f"[bold]{defense_words(each.defense)}{knowing}[/]: [{style}]{words}[/]", highlight=False)
-        console.print(f"  {each.because}", highlight=False, markup=False)
+    """Print the verdict on each defense in each track: the word, the strongest attack and its victims, the reason."""
+    tracks = tracks_of(summary)
+    for track in tracks:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        for each in summary.verdicts:
+            if each.track == track:
+                word = Text(f"{SYMBOLS[each.verdict]} {VERDICTS[each.verdict].lower()}", style=STYLES[each.verdict])
+                grid.add_row(word, _strongest(each))
+                grid.add_row("", Text(_reason(each), style="dim"))
+        if len(tracks) > 1:
+            _say(console, f"{track.capitalize()}. {TRACKS[track]}")
+        console.print(grid)
+        console.print()
+
+
+def _strongest(entry: Verdict) -> Text:
+    """The defense, and what the strongest attack did to it."""
+    text = Text(defense_words(entry.defense), style="bold")
+    same = (entry.worst_attack, entry.threat)
+    lead = next((each for each in entry.attackers if (each.attack, each.threat) == same), None)
+    if lead is not None:
+        text.append(
+            f": {attack_words(short_name(lead.attack), lead.adaptive)}, {victims_words(lead)}", style="not bold"
+        )
+    return text
+
+
+def _reason(entry: Verdict) -> str:
+    """The first sentence of the reason, and the advice."""
+    first, dot, _ = entry.because.partition(". ")
+    return f"{first}{dot.strip()} {entry.advice}".strip()
+
+
+def _print_faults(summary: Summary, track: Track, console: Console) -> None:
+    """Print which trials count for nothing, and why."""
+    for cell in summary.cells:
+        if cell.role == "attack" and cell.track == track:
+            name = f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
+            for fault in fault_words(cell):
+                _say(console, f"{name}: {fault}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False)
 
 
 def ledger_words(ledger: Ledger) -> str:
@@ -150,17 +241,15 @@ def ledger_words(ledger: Ledger) -> str:
     return ", ".join(f"{name} {value}" for name, value in known.items())
 
 
-def cells_table(summary: Summary, letters: Mapping[str, str]) -> Table:
+def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "diagnostic") -> Table:
     """A row for each attack on each defense; "+" marks an attacker who knows the defense. letters: of the flags."""
     table = _table(COLUMNS, left=("attack", "flags"))
-    before = None
-    for cell in summary.cells:
-        if cell.role != "attack":
-            continue
-        if cell.defense != before:
-            table.add_row(short_name(defense_words(cell.defense)), style="bold")
-        table.add_row(*_cells(cell, letters))
-        before = cell.defense
+    cells = [cell for cell in summary.cells if cell.role == "attack" and cell.track == track]
+    for defense in dict.fromkeys(cell.defense for cell in cells):
+        table.add_row(short_name(defense_words(defense)), style="bold")
+        for cell in cells:
+            if cell.defense == defense:
+                table.add_row(*_cells(cell, letters))
     return table
 
 
@@ -200,9 +289,9 @@ def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
         f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
         _spread(cell.scores.get("psnr"), "{:.0f}"),
         _spread(cell.scores.get("ssim"), "{:z.2f}"),
-        shown(cell.worst_of("ssim"), "{:.2f}"),
         shown(cell.control.get("ssim"), "{:z.2f}"),
-        "failed" if cell.leaked is None else f"{cell.leaked} of {cell.done}",
+        "none valid" if cell.leaked is None else f"{cell.leaked} of {cell.judged}",
+        MISSING if cell.identification is None else chance_words(cell.identification.corrected),
         " ".join(letters[code] for code in cell.flags),
     )
 

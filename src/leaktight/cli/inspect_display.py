@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from leaktight.cli.audit_display import print_verdicts
+from leaktight.cli.audit_display import print_answer, print_verdicts
 from leaktight.cli.console import say
 from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
@@ -22,10 +22,10 @@ def announce(prepared: Prepared, console: Console) -> None:
 
 
 def print_inspection(summary: Summary, console: Console) -> None:
-    """Print a row for each attack, the verdict and the flags."""
-    console.print(attacks_table(summary))
-    console.print()
+    """Print the answer, the verdict, a row for each attack, and the flags."""
+    print_answer(summary, console)
     print_verdicts(summary, console)
+    console.print(attacks_table(summary))
     for flag in summary.flags:
         where = f" ({flag.cell.attack})" if flag.cell else ""
         console.print(

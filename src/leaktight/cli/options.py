@@ -25,6 +25,26 @@ Stacked: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--defense", metavar="KIND", help="A defense of the catalogue, or MODULE:CLASS; several are stacked."),
 ]
+Trials: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--trials",
+        metavar="N|auto",
+        help="Victims for each attack on each defense (default: auto, 5, and 20 or more where 5 do not decide).",
+    ),
+]
+Confidence: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--confidence",
+        metavar="SHARE",
+        help='The share of victims that "nothing found" has to stay below (default: 0.15).',
+    ),
+]
+Budget: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="MINUTES", help="Start no trial after this time; --resume continues the run."),
+]
 Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's folder (default: runs/COMMAND-NNN).")]
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue the run in --out, or the newest run with the same settings.")
@@ -38,4 +58,21 @@ DataRoot: TypeAlias = Annotated[
     typer.Option("--data-root", help="Folder of downloaded data sets (default: $LEAKTIGHT_DATA or a user cache)."),
 ]
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, and stop.")]
+FailOn: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        metavar="LEVEL",
+        help="Exit with code 3 if a defense leaks so much or more: reconstructed, identified or labels.",
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print only a JSON document on standard output.")]
+
+
+def asked(**settings: str | None) -> list[str]:
+    """Settings of `[audit]` that are options of the command line, as overrides.
+
+    >>> asked(trials="auto", confidence=None)
+    ['audit.trials=auto']
+    """
+    return [f"audit.{name}={value}" for name, value in settings.items() if value is not None]

@@ -10,6 +10,7 @@ import typer
 from leaktight.core.errors import UsageError, suggestion
 
 COMPARISON = Path("comparison.html")
+REDACTED = "report-redacted.html"
 FORMATS = ("html", "md", "csv", "latex")
 
 
@@ -20,6 +21,10 @@ def command(
         Path | None,
         typer.Option(help="The file (default: RUN/report.html, comparison.html for several; tables are printed)."),
     ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option("--redact", help=f"Leave out pictures, client names, paths, errors: RUN/{REDACTED}."),
+    ] = False,
 ) -> None:
     """Write the report of a run, compare several runs, or print their tables.
 
@@ -27,12 +32,18 @@ def command(
     """
     if form not in FORMATS:
         raise UsageError(f"no format {form!r}; {suggestion(form, FORMATS)}")
+    if redact and (form != "html" or len(runs) > 1):
+        given = f"--format {form}" if form != "html" else f"{len(runs)} runs"
+        raise UsageError(f"expected one run as html with --redact, got {given}; redact each run's page by itself")
     from leaktight.core.files import write_atomically
-    from leaktight.report.html import render_comparison, render_report
+    from leaktight.report.html import render_comparison, render_redacted, render_report
     from leaktight.report.runs import load_run
     from leaktight.report.tables import WRITERS
+    from leaktight.results.verify import doubt
 
     loaded = [load_run(folder) for folder in runs]
+    for doubtful in filter(None, (doubt(run.path) for run in loaded)):
+        typer.echo(f"warning: {doubtful}", err=True)
     if form != "html":
         text = WRITERS[form](loaded)
         if out is None:
@@ -40,8 +51,10 @@ def command(
             return
         path = out
     else:
-        path = out or (loaded[0].path / "report.html" if len(loaded) == 1 else COMPARISON)
-        text = render_report(loaded[0]) if len(loaded) == 1 else render_comparison(loaded, path.parent)
+        name = REDACTED if redact else "report.html"
+        path = out or (loaded[0].path / name if len(loaded) == 1 else COMPARISON)
+        render = render_redacted if redact else render_report
+        text = render(loaded[0]) if len(loaded) == 1 else render_comparison(loaded, path.parent)
     write_atomically(path, text)
     for run in loaded:
         if not run.finished:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -17,9 +17,10 @@ from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.fields import require_names
-from leaktight.config.scenario import build_federation
+from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config
 from leaktight.config.toml import kind_of, settings_of
+from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -29,16 +30,30 @@ from leaktight.defenses.compression import GradientCompression
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
+from leaktight.report.words import listed
 
 CONTROLS = (Control,)
 SMALL_NETWORK = 200_000
 
 
-def complete(config: Config, *, trials: int | None, defenses_named: bool) -> Config:
+def complete(
+    config: Config,
+    *,
+    trials: int | Literal["auto"] | None = None,
+    confidence: float | None = None,
+    defenses_named: bool,
+) -> Config:
     """The config with defaults for an audit: attacks, controls, "none" as the first defense, settings.
 
-    trials: overrides the setting unless None. defenses_named: the caller chose the defenses; add no defaults.
+    trials, confidence: override the settings unless None. defenses_named: the caller chose the defenses; add no
+    defaults. A production track has the defenses that its config names.
     """
+    said = {name: value for name, value in (("trials", trials), ("confidence", confidence)) if value is not None}
+    production = config.production and _completed(config.production, said, defenses_named=True)
+    return replace(_completed(config, said, defenses_named=defenses_named), production=production)
+
+
+def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool) -> Config:
     defenses = tuple(each for each in config.defenses if type(each) is not Defense)
     if not defenses and not defenses_named:
         defenses = (Outpost(), GradientCompression(), AdditiveNoise(noise_std=0.01))
@@ -47,19 +62,42 @@ def complete(config: Config, *, trials: int | None, defenses_named: bool) -> Con
         attacks = (*_default_attacks(config.threat), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
         attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
-    audit = config.audit or AuditSettings()
-    return replace(
-        config,
-        defenses=(Defense(), *defenses),
-        attacks=attacks,
-        audit=audit if trials is None else replace(audit, trials=trials),
-    )
+    try:
+        audit = replace(config.audit or AuditSettings(), **said)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return replace(config, defenses=(Defense(), *defenses), attacks=attacks, audit=audit)
 
 
 def _default_attacks(threat: ThreatModel) -> tuple[Attack, ...]:
     """Three published attacks at full strength; labels are inferred if the attacker does not know them."""
     labels = None if Knowledge.LABELS in threat.knows else Geng()
     return CsDlg(labels=labels), Dlg(), InvertingGradients(labels=labels)
+
+
+def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experiment | None]:
+    """The experiments of a complete config: the diagnostic one, and that of the production track if there is one.
+
+    adaptive: also attack each defense with knowledge of it. An attack of the production track is also tried on
+    undefended diagnostic updates, to show that it works.
+    """
+    data = load_data(config)
+    experiment = build_experiment(config, *data, adaptive=adaptive)
+    own = config.production
+    if own is None:
+        return experiment, None
+    if own.audit and own.audit.confidence != experiment.settings.confidence:
+        raise ConfigError(
+            f"[production.audit] expected confidence {experiment.settings.confidence}, the same for both tracks, got "
+            f"{own.audit.confidence}; set it in [audit]"
+        )
+    same = (own.data, own.data_root, own.partition) == (config.data, config.data_root, config.partition)
+    production = build_experiment(own, *(data if same else load_data(own)), adaptive=adaptive)
+    known = {each.name for each in experiment.attacks}
+    missing = [each for each in production.attacks if not each.adaptive and each.name not in known]
+    controls = [replace(each, undefended=True) for each in missing if each.role == "attack"]
+    experiment = replace(experiment, attacks=(*experiment.attacks, *controls))
+    return experiment, replace(production, track="production")
 
 
 def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, adaptive: bool) -> Experiment:
@@ -136,8 +174,24 @@ def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
         "attacked update": _local_words(experiment.attacked, federation),
         "local": _local_words(federation.trainer.local, federation),
         "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
-        "trials": experiment.settings.trials,
+        "victims": _victims(experiment.settings),
     }
+
+
+def production_fact(config: Config, experiment: Experiment) -> str:
+    """The production track in a sentence, for readers of the results."""
+    rounds = ", ".join(str(each) for each in experiment.rounds)
+    attacks = listed(each.name for each in experiment.attacks if each.role == "attack" and not each.adaptive)
+    return (
+        f"{kind_of(config.model.source) or 'own model'}, weights: {config.model.init}, {config.model.mode} mode; "
+        f"{_local_words(experiment.attacked, experiment.federation)}; attacked rounds: {rounds}; by {attacks} on "
+        f"{listed(each.name for each in experiment.defenses)}; victims: {_victims(experiment.settings)}"
+    )
+
+
+def _victims(settings: AuditSettings) -> str:
+    first, *more = settings.looks
+    return f"{first}, and {more[0]} where they do not decide" if more else str(first)
 
 
 def _local_words(local: LocalTraining, federation: Federation) -> str:

@@ -7,7 +7,7 @@ method (`schedule`, `parts`, `labels`) is a table with a `kind`, or a list of su
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, MODELS, PARTITIONS
-from leaktight.config.tables import Table, read_tables
+from leaktight.config.tables import Table, production_name, production_tables, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of
 from leaktight.core.errors import ConfigError
 from leaktight.core.keys import parse_key
@@ -52,6 +52,7 @@ class Config:
     None for `local`. guard: clients' check of a model before they train on it; None without a table `[guard]`.
     consent: conditions of clients beyond the plan, `[consent]`. key: the secret key of an experiment to replay,
     `secret_seed`; None for a random one. It is not part of the TOML record; only the run's folder has it.
+    production: the configuration of an audit's production track, `[production]`.
     """
 
     seed: int
@@ -70,6 +71,7 @@ class Config:
     guard: BroadcastGuard | None = None
     consent: Consent = Consent()
     key: bytes | None = field(default=None, repr=False)
+    production: Config | None = None
 
     @property
     def defense(self) -> Defense:
@@ -78,8 +80,12 @@ class Config:
 
     def to_toml(self) -> str:
         """The configuration as TOML, defaults included; loading it gives the same configuration."""
-        tables = {
-            "seed": self.seed,
+        production = {"production": self.production.tables()} if self.production else {}
+        return tomli_w.dumps({"seed": self.seed, **self.tables(), **production})
+
+    def tables(self) -> dict[str, object]:
+        """The tables of the configuration as plain values, without those of the production track."""
+        return {
             "data": {**table_of(self.data), **({"root": str(self.data_root)} if self.data_root else {})},
             "partition": table_of(self.partition),
             "model": {**table_of(self.model.source), "init": self.model.init, "mode": self.model.mode},
@@ -92,7 +98,6 @@ class Config:
             **({"consent": table_of(self.consent)} if self.consent != Consent() else {}),
             **({"audit": self._audit()} if self.audit or self.attacked else {}),
         }
-        return tomli_w.dumps(tables)
 
     def _audit(self) -> dict[str, object]:
         local = {"local": table_of(self.attacked)} if self.attacked else {}
@@ -118,7 +123,19 @@ def load_config(
     The arguments are those of `tables.read_tables`. defenses, attacks: kinds or objects instead of the config's.
     """
     named = {"defense": defenses, "attack": attacks}
-    return _resolve(*read_tables(path, overrides, given=given, named=named, scenario=scenario))
+    tables, where = read_tables(path, overrides, given=given, named=named, scenario=scenario)
+    config = _resolve(tables, where)
+    production = production_tables(tables, where)
+    return config if production is None else replace(config, production=_production(production, where))
+
+
+def _production(tables: Table, where: str) -> Config:
+    """The configuration of a production track; the last round is attacked unless `[production.audit]` names others."""
+    config = _resolve(tables, production_name(where))
+    audit, said = config.audit or AuditSettings(), tables.get("audit", {})
+    if isinstance(said, Mapping) and not {"attack_round", "every"} & said.keys():
+        audit = replace(audit, attack_round=config.plan.rounds - 1)
+    return replace(config, audit=audit)
 
 
 def _resolve(tables: Table, where: str) -> Config:

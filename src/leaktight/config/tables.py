@@ -55,16 +55,32 @@ rounds = 20
 [threat]
 knows = ["batch_size", "buffers", "labels", "local_training"]
 [audit]
-trials = 5
 adapted = ["csdlg"]
 [audit.local]
 epochs = 1
 samples = 1
 batch_size = 1
+[production.model]
+init = "default"
+activation = "relu"
+[production.local]
+samples = 64
+learning_rate = 0.05
+schedule = {kind = "constant"}
+[production.federation]
+rounds = 13
+[production.defense]
+kind = "none"
+[production.attack]
+kind = "agic"
+iterations = 120
+learning_rate = 0.1
+onednn = true
 """
 """The scenario of an audit of a caller's own model or data: one example, one step, labels known, weights that leak.
 
-No real update is easier to attack, so this is an upper bound.
+No real update is easier to attack, so this is an upper bound. Its production track attacks several epochs of ordinary
+training after a few rounds.
 """
 
 AUDIT_SCENARIO = (
@@ -93,6 +109,9 @@ VALUES = ("seed", "secret_seed")
 
 TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard", "consent", "audit")
 
+PRODUCTION = "production"
+"""The table of tables that replace those of the config in a second experiment, the production track of an audit."""
+
 
 def read_tables(
     path: Path | None,
@@ -110,15 +129,72 @@ def read_tables(
     """
     where = str(path) if path else "built-in scenario"
     tables = merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
-    tables = overridden(merged(tables, given or {}), overrides, named or {})
-    known = (*VALUES, *TABLES, *LISTS)
+    tables = merged(tables, given or {})
+    if path is None:
+        tables = _yielding(tables, [given or {}, *map(_parse_override, overrides)], named or {})
+    tables = overridden(tables, overrides, named or {})
+    _check(tables, (*VALUES, *TABLES, *LISTS, PRODUCTION), where)
+    if (production := production_tables(tables, where)) is not None:
+        _check(production, (*VALUES, *TABLES, *LISTS), production_name(where))
+    return tables, where
+
+
+def production_name(where: str) -> str:
+    """The name in errors of the production track of a config."""
+    return f"{where}, [{PRODUCTION}]"
+
+
+def production_tables(tables: Table, where: str) -> Table | None:
+    """The tables of the production track: those of `[production]` over the config's own; None without that table.
+
+    The easier updates and the attacked rounds of `[audit]` do not count there.
+    """
+    own = tables.get(PRODUCTION)
+    if own is None:
+        return None
+    known = (*TABLES, *LISTS)
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {own!r}")
+    for name in own:
+        if name not in known:
+            raise ConfigError(f"{where}: [{PRODUCTION}] unknown table {name!r}; {suggestion(str(name), known)}")
+    base = {name: value for name, value in tables.items() if name != PRODUCTION}
+    audit = base.get("audit")
+    if isinstance(audit, Mapping):
+        base["audit"] = {key: value for key, value in audit.items() if key not in ("local", "attack_round", "every")}
+    return merged(base, own)
+
+
+def _check(tables: Table, known: Sequence[str], where: str) -> None:
     for name in tables:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
         if name in TABLES and isinstance(tables[name], str | int | float | list):
             raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
     check_tables(tables, where)
-    return tables, where
+
+
+def _yielding(tables: Table, said: Sequence[Table], named: Mapping[str, Sequence[object]]) -> dict[str, object]:
+    """The built-in tables without what their production track would contradict the caller in.
+
+    said: tables of the caller, which hold for both tracks. Whoever names attacks wants these alone.
+    """
+    production = tables.get(PRODUCTION)
+    if not isinstance(production, Mapping):
+        return dict(tables)
+    if named.get("attack") or any(_replaces(each.get("attack")) for each in said):
+        return {name: value for name, value in tables.items() if name != PRODUCTION}
+    kept = dict(production)
+    for name, value in ((name, value) for each in said for name, value in each.items() if name not in LISTS):
+        before = kept.pop(name, None)
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and "kind" not in value:
+            kept[name] = {key: item for key, item in before.items() if key not in value}
+    return {**tables, PRODUCTION: kept}
+
+
+def _replaces(value: object) -> bool:
+    """Whether an override replaces a list of tables, not a setting of one of them."""
+    return value is not None and not (isinstance(value, Mapping) and all(place.isdigit() for place in value))
 
 
 def overridden(tables: Table, overrides: Sequence[str], named: Mapping[str, Sequence[object]]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Errors with messages like "expected X, got Y; do Z".
 
 The command line prints the message of a `LeaktightError` on one line. A `UsageError` or a subclass means wrong input
-(exit code 2); any other means that the work failed (exit code 1).
+(exit code 2), a `LeakFoundError` a leak that the user does not accept (3); any other means that the work failed (1).
 """
 
 from __future__ import annotations
@@ -61,6 +61,10 @@ class RefusedError(LeaktightError):
 
 class ResultsError(UsageError):
     """A result file that is damaged, not Leaktight's, or of a later version."""
+
+
+class LeakFoundError(LeaktightError):
+    """A verdict is as bad as the level that the user named, or worse."""
 
 
 class CheckpointError(LeaktightError):

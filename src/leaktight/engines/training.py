@@ -95,7 +95,7 @@ def train(
         seconds=sum(row.seconds for row in rows),
         model_digest=digest(weights),
     )
-    folder.write_summary(summary)
+    folder.write_training(summary)
     return summary
 
 

@@ -79,8 +79,7 @@ def run_inspection(
         over_time=None,
         truth_given=scored,
     )
-    folder.write_summary(summary)
-    return summary
+    return folder.write_summary(summary)
 
 
 def _cell(cell: CellTrials, panel: Panel, raised: Sequence[Raised], *, scored: bool) -> Cell:

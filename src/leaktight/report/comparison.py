@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
+from leaktight.report.cards import one_a_defense
+from leaktight.report.judgements import chance_words, tracks_of, verdict_words
 from leaktight.report.page import attackers_of, metrics_of
-from leaktight.report.run_tables import TextTable, attack_name, mean_words, metric_header, run_tables
+from leaktight.report.run_tables import (
+    TextTable,
+    attack_name,
+    leaked_share,
+    mean_words,
+    metric_header,
+    run_tables,
+    titled,
+    valid_trials,
+)
 from leaktight.report.runs import Run
 from leaktight.report.words import (
     MISSING,
-    VERDICTS,
     defense_words,
     fact,
     fact_name,
@@ -20,7 +31,7 @@ from leaktight.report.words import (
     threat_words,
     tradeoff_names,
 )
-from leaktight.results.schema import Cell, Summary, TradeoffRow, leaks_when
+from leaktight.results.schema import Cell, Summary, Track, TradeoffRow, leaks_when
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +50,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     return Comparison(
         names=names,
         tables=tuple(run_tables(runs[0].summary) if len(runs) == 1 else _side_by_side_tables(runs, names)),
-        notes=(*_attackers(runs), "“No leak found” is about the attacks that were tried; it is not a proof."),
+        notes=(*_attackers(runs), "“Nothing found” is about the attacks that were tried; it is not a proof."),
         warnings=tuple(
             f"{name} is not finished: means of its trials so far, no verdict."
             for name, run in zip(names, runs, strict=True)
@@ -55,13 +66,13 @@ def run_names(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def cell_keys(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """Keys that match the cells of two runs: defense, attack, role, adaptive, and a number for repeated ones.
+    """Keys that match the cells of two runs: track, defense, attack, role, adaptive, and a number for repeated ones.
 
     The threat model is not part of the key, so that runs with different knowledge of the attacker can be compared.
     """
     found: list[tuple[str, ...]] = []
     for cell in cells:
-        key = (cell.defense, cell.attack, cell.role, str(cell.adaptive).lower())
+        key = (cell.track, cell.defense, cell.attack, cell.role, str(cell.adaptive).lower())
         found.append((*key, str(sum(other[:-1] == key for other in found))))
     return found
 
@@ -78,15 +89,23 @@ def _attackers(runs: Sequence[Run]) -> list[str]:
 
 def _side_by_side_tables(runs: Sequence[Run], names: Sequence[str]) -> list[TextTable]:
     summaries = [run.summary for run in runs]
-    metrics = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.cells))
-    tables = [
-        _differences(runs, names),
-        _verdicts(summaries, names),
-        *(_scores(summaries, names, metric) for metric in metrics),
-        _shares(summaries, names),
-        *_costs(summaries, names),
-    ]
+    tracks = [track for track in get_args(Track) if any(track in tracks_of(summary) for summary in summaries)]
+    tables = [_differences(runs, names)]
+    for track in tracks:
+        parts = [_of_track(summary, track) for summary in summaries]
+        metrics = dict.fromkeys(name for part in parts for name in metrics_of(part.cells))
+        found = [_verdicts(parts, names), *(_scores(parts, names, metric) for metric in metrics)]
+        found += [_valid(parts, names), _shares(parts, names)]
+        tables += [replace(table, title=titled(table.title, track, tracks)) for table in found]
+    tables += _costs(summaries, names)
     return [table for table in tables if table.rows]
+
+
+def _of_track(summary: Summary, track: Track) -> Summary:
+    """The summary with the cells and verdicts of one track, one verdict for each defense."""
+    verdicts = tuple(entry for entry in one_a_defense(summary) if entry.track == track)
+    cells = tuple(cell for cell in summary.cells if cell.track == track)
+    return summary.model_copy(update={"cells": cells, "verdicts": verdicts})
 
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> TextTable:
@@ -115,19 +134,12 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _verdicts(summaries: Sequence[Summary], names: Sequence[str]) -> TextTable:
-    found: dict[tuple[str, bool], list[list[str]]] = {}
+    found: dict[str, list[str]] = {}
     for position, summary in enumerate(summaries):
         for entry in summary.verdicts:
-            key = entry.defense, "defense" in entry.threat.knows
-            held = found.setdefault(key, [[] for _ in summaries])
-            held[position].append(VERDICTS[entry.verdict])
-    rows = tuple(
-        (
-            defense_words(defense) + (", attacker knows it" if known else ""),
-            *("; ".join(each) or MISSING for each in held),
-        )
-        for (defense, known), held in found.items()
-    )
+            held = found.setdefault(entry.defense, [MISSING] * len(summaries))
+            held[position] = verdict_words(entry.verdict, summary.schema_version)
+    rows = tuple((defense_words(defense), *held) for defense, held in found.items())
     return TextTable(title="Verdicts", header=("Defense", *names), rows=rows, text_columns=len(names) + 1)
 
 
@@ -175,20 +187,36 @@ def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> 
         header=header,
         rows=rows,
         text_columns=2,
-        note=f"Mean over trials, 95 % interval in brackets; then the most leaking trial. {more} leaks more. "
+        note=f"Mean over valid trials, 95 % interval in brackets; then the most leaking trial. {more} leaks more. "
         f"Differences of means are from {names[0]}; small ones, compared with the intervals, may be chance.",
     )
 
 
+def _valid(summaries: Sequence[Summary], names: Sequence[str]) -> TextTable:
+    def pick(cell: Cell) -> tuple[str, float | None]:
+        return f"{valid_trials(cell)} of {cell.trials}", valid_trials(cell)
+
+    header, rows = _side_by_side(summaries, names, pick, lambda difference: f"{difference:+.0f}".replace("-", "−"))
+    return TextTable(title="Valid trials", header=header, rows=rows, text_columns=2)
+
+
 def _shares(summaries: Sequence[Summary], names: Sequence[str]) -> TextTable:
     def pick(cell: Cell) -> tuple[str, float | None]:
-        return f"{percent(cell.success_rate, 0)} of {cell.done}", cell.success_rate
+        tested = cell.identification
+        picked = f"; picked out by chance {chance_words(tested.corrected)}" if tested else ""
+        return f"{leaked_share(cell)}{picked}", cell.success_rate
 
     def change(difference: float) -> str:
         return f"{100 * difference:+.0f} points".replace("-", "−")
 
     header, rows = _side_by_side(summaries, names, pick, change)
-    return TextTable(title="Trials that leaked", header=header, rows=rows, text_columns=2)
+    return TextTable(
+        title="Reconstructed victims",
+        header=header,
+        rows=rows,
+        text_columns=2,
+        note="Of victims with valid trials; by chance: how often a guess without the update would do as well.",
+    )
 
 
 def _costs(summaries: Sequence[Summary], names: Sequence[str]) -> list[TextTable]:

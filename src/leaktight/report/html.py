@@ -16,10 +16,11 @@ from markupsafe import Markup
 
 from leaktight import __version__
 from leaktight.core.files import write_atomically
-from leaktight.report import words
+from leaktight.report import judgements, words
 from leaktight.report.charts import legend, panels, pareto_plot
 from leaktight.report.comparison import compare
 from leaktight.report.page import build_page
+from leaktight.report.redact import Scrub, finalizer, redacted
 from leaktight.report.runs import Run, load_run
 
 
@@ -32,13 +33,26 @@ def write_report(run_dir: Path) -> Path:
 
 def render_report(run: Run) -> str:
     """The page of one run."""
+    return _render(run, title=f"Leakage report: {run.name}")
+
+
+def render_redacted(run: Run) -> str:
+    """The page of one run without pictures, names of clients, paths and error texts."""
+    bare, scrub = redacted(run)
+    return _render(bare, title="Redacted leakage report", scrub=scrub)
+
+
+def _render(run: Run, *, title: str, scrub: Scrub | None = None) -> str:
     tradeoff, moments = run.summary.tradeoff, run.summary.over_time or ()
     return fill(
         "report.html.j2",
-        title=f"Leakage report: {run.name}",
+        scrub=scrub,
+        title=title,
+        redacted=scrub is not None,
         page=build_page(run),
         run=run,
         summary=run.summary,
+        meanings=judgements.MEANINGS,
         pareto_wide=pareto_plot(run.summary, anchor="pareto-wide", width=760, height=440),
         pareto_narrow=pareto_plot(run.summary, anchor="pareto-narrow", width=340, height=380),
         tradeoff_names=words.tradeoff_names(tradeoff.rows) if tradeoff else [],
@@ -65,23 +79,20 @@ def _link(report: Path, folder: Path) -> str | None:
     return quote(Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix())
 
 
-def fill(template: str, **values: object) -> str:
-    """Fill a template of this package; values that are not `Markup` are escaped."""
+def fill(template: str, *, scrub: Scrub | None = None, **values: object) -> str:
+    """Fill a template of this package; values that are not `Markup` are escaped. scrub: applied to every text."""
     style, script = _asset("style.css"), _asset("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            style=Markup(style),
-            script=Markup(script),
-            policy=(
-                f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-                "base-uri 'none'; form-action 'none'"
-            ),
-            version=__version__,
-            **values,
-        )
+    environment = _environment() if scrub is None else _environment().overlay(finalize=finalizer(scrub))
+    return environment.get_template(template).render(
+        style=Markup(style),
+        script=Markup(script),
+        policy=Markup(
+            f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        version=__version__,
+        **values,
     )
 
 
@@ -102,12 +113,22 @@ def _environment() -> jinja2.Environment:
         fact=words.fact,
         fact_name=words.fact_name,
         defense=words.defense_words,
-        leaked=words.leaked_words,
+        leaked=judgements.leaked_words,
+        faults=judgements.fault_words,
+        victims=judgements.victims_words,
+        claim=judgements.claim_words,
+        chance=judgements.chance_words,
         metric=words.metric_words,
-        verdict=words.VERDICTS.__getitem__,
         symbol=lambda level: words.SYMBOLS.get(level, "·"),
     )
-    environment.globals.update(attack_words=words.attack_words, interval=words.interval, counted=words.counted)
+    environment.globals.update(
+        attack_words=words.attack_words,
+        counted=words.counted,
+        identification_words=judgements.identification_words,
+        interval=words.interval,
+        label_words=judgements.label_words,
+        verdict_words=judgements.verdict_words,
+    )
     return environment
 
 

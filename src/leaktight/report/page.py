@@ -1,101 +1,99 @@
-"""The content of a run's page: verdicts with evidence, the matrix of attacks and defenses, pictures, ledger, flags."""
+"""The content of a run's page: the answer, and for each track verdicts with evidence, matrix, pictures and ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from leaktight.report.pictures import Album, Pair
+from leaktight.report.cards import Card, cards_of, one_a_defense
+from leaktight.report.judgements import TRACKS, answer_lines, spending_facts, tracks_of
+from leaktight.report.matrix import (
+    Column,
+    Group,
+    MatrixField,
+    column_of,
+    columns_of,
+    field_of,
+    judged_of,
+    undefended_of,
+)
+from leaktight.report.pictures import Album
 from leaktight.report.runs import Run
-from leaktight.report.words import METRICS, Level, attack_words, counted, fact_name, ledger_value, listed
-from leaktight.results.schema import UNDEFENDED, VARIES, Cell, Flag, Summary, Threat, Trial, Verdict, Word, leaks_when
-
-MOST = 0.5
-"""The least share of leaked trials for an attack to count as working, as in the audit's verdicts."""
+from leaktight.report.words import METRICS, Level, counted, fact_name, ledger_value, listed
+from leaktight.results.schema import (
+    UNDEFENDED,
+    VARIES,
+    WORDS,
+    Cell,
+    Flag,
+    Ledger,
+    Summary,
+    Threat,
+    Track,
+    Trial,
+    Verdict,
+    Word,
+    common_ledger,
+)
 
 _SENTENCES: Mapping[Word, str] = {
-    "leaks": "leaks training data",
-    "partly": "leaks training data in part",
+    "reconstructed": "leaks training data",
+    "identified": "leaks training data in part",
+    "labels-read": "leaks labels",
     "cannot-conclude": "cannot be judged by this run",
-    "not-found": "showed no leak to these attacks",
+    "nothing-found": "showed no leak to these attacks",
 }
-"""From the most severe verdict to the least."""
+
+Facts = tuple[tuple[str, str, str], ...]
+"""Key, name and value of each fact."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A bar of a verdict's chart. kind: "this" attack, its "positive" control or the "negative" control."""
+class Part:
+    """All of one track. note: what the track is; empty if the run has one track only. suffix: of its anchors."""
 
-    kind: str
-    label: str
-    cell: Cell
-
-    @property
-    def share(self) -> float | None:
-        """The length of the bar: SSIM of the most leaking trial, clipped to [0, 1]."""
-        worst = self.cell.worst_of("ssim")
-        return None if worst is None else min(max(worst, 0.0), 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """A verdict and its evidence."""
-
-    verdict: Verdict
-    level: Level
-    attacker: str
-    bars: tuple[Bar, ...]
-    pair: Pair | None
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the matrix: an attack and its threat model."""
-
-    attack: str
-    adaptive: bool
-    role: str
-    threat: Threat
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixField:
-    """A field of the matrix. doubtful: nothing leaked, but the attack also fails without a defense."""
-
-    column: Column
-    cell: Cell | None
-    level: Level
-    doubtful: bool = False
-    anchor: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The pictures of one attack on one defense. total: how many there are, shown or not."""
-
-    anchor: str
-    column: Column
-    cell: Cell
-    level: Level
-    pairs: tuple[Pair, ...]
-    total: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """All that the template shows."""
-
-    run: Run
-    headline: str
+    track: Track
+    note: str
+    suffix: str
     tally: tuple[tuple[Word, tuple[str, ...]], ...]
     cards: tuple[Card, ...]
-    attackers: dict[Threat, str]
     columns: tuple[Column, ...]
     matrix: tuple[tuple[str, tuple[MatrixField, ...]], ...]
     gallery: tuple[tuple[str, tuple[Group, ...]], ...]
     metrics: tuple[str, ...]
     controls: frozenset[str]
-    ledger: tuple[tuple[str, str, str], ...]
+    ledger: Facts
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The levels in the matrix, the gravest first."""
+        found = {entry.level for _, entries in self.matrix for entry in entries if entry.cell}
+        order: tuple[Level, ...] = (*WORDS, "control")
+        return tuple(level for level in order if level in found)
+
+    @property
+    def threats(self) -> frozenset[Threat]:
+        """The threat models of its attacks."""
+        return frozenset(column.threat for column in self.columns if column.role == "attack")
+
+    @property
+    def tested(self) -> bool:
+        """Whether any attack was tested for identification or label reading."""
+        cells = [entry.cell for _, entries in self.matrix for entry in entries if entry.cell]
+        return any(cell.identification or cell.label_reading for cell in cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that the template shows. answer: questions and sentences; empty in files without one. tone: of the lead."""
+
+    run: Run
+    tone: Word | None
+    headline: str
+    answer: tuple[tuple[str, str], ...]
+    parts: tuple[Part, ...]
+    attackers: dict[Threat, str]
+    effort: dict[str, str]
     flags: tuple[tuple[Flag, tuple[Flag, ...]], ...]
     failed: tuple[Trial, ...] = field(default=())
 
@@ -103,66 +101,91 @@ class Page:
     def flag_anchors(self) -> dict[str, str]:
         return {first.code: f"flag-{number}" for number, (first, _) in enumerate(self.flags, start=1)}
 
+    @property
+    def earlier(self) -> bool:
+        """Whether the verdicts were given by the rules of an earlier version."""
+        return self.run.summary.schema_version == 1
+
 
 def build_page(run: Run) -> Page:
     """The page of a run, from its result files alone."""
     summary = run.summary
-    columns = columns_of(summary.cells)
-    defenses = defenses_of(summary)
-    cells = {(cell.defense, column_of(cell)): cell for cell in summary.cells}
-    undefended = undefended_of(summary.cells)
-    album = Album(run.path, len(summary.cells) + len(summary.verdicts), run.trials)
-    groups: dict[str, list[Group]] = {defense: [] for defense in defenses}
-    for defense in defenses:
-        for column in columns:
-            cell = cells.get((defense, column))
-            if cell is None:
-                continue
-            pairs, total = album.pairs(run.trials_of(cell))
-            if pairs:
-                level, _ = level_of(cell, undefended.get(column.attack))
-                anchor = f"images-{sum(map(len, groups.values())) + 1}"
-                groups[defense].append(
-                    Group(anchor=anchor, column=column, cell=cell, level=level, pairs=tuple(pairs), total=total)
-                )
-    verdicts = sorted(summary.verdicts, key=lambda entry: defenses.index(entry.defense))
-    anchors = {(group.cell.defense, group.column): group.anchor for shown in groups.values() for group in shown}
+    album = Album(run.path, len(summary.cells) + 2 * len(summary.verdicts), run.trials)
+    tracks = tracks_of(summary)
     return Page(
         run=run,
+        tone=_lead(summary),
         headline=headline(run),
-        tally=tally_of(summary.verdicts),
-        cards=tuple(_card(verdict, run, album) for verdict in verdicts),
+        answer=tuple(answer_lines(summary.answer)) if summary.answer else (),
+        parts=tuple(_part(track, run, album, several=len(tracks) > 1) for track in tracks),
         attackers=attackers_of(summary),
-        columns=columns,
-        matrix=tuple(
-            (defense, tuple(_entry(cells.get((defense, column)), column, undefended, anchors) for column in columns))
-            for defense in defenses
-        ),
-        gallery=tuple((defense, tuple(shown)) for defense, shown in groups.items() if shown),
-        metrics=metrics_of(summary.cells),
-        controls=controls_of(summary.cells),
-        ledger=tuple(
-            (key, fact_name(key), _ledger_text(key, value, run.trials)) for key, value in summary.ledger.facts().items()
-        ),
+        effort=spending_facts(summary.spending, summary.confidence),
         flags=_flags_by_code(summary.flags),
         failed=tuple(trial for trial in run.trials if trial.status == "failed"),
     )
 
 
-def column_of(cell: Cell) -> Column:
-    return Column(cell.attack, cell.adaptive, cell.role, cell.threat)
+def _part(track: Track, run: Run, album: Album, *, several: bool) -> Part:
+    summary = run.summary
+    cells = [cell for cell in summary.cells if cell.track == track]
+    trials = [trial for trial in run.trials if trial.track == track]
+    verdicts = [entry for entry in one_a_defense(summary) if entry.track == track]
+    defenses = _defenses(cells, verdicts)
+    verdicts.sort(key=lambda entry: defenses.index(entry.defense))
+    cards = cards_of(verdicts, trials, album)
+    matrix, gallery = _matrix(defenses, cells, verdicts, run, album)
+    return Part(
+        track=track,
+        note=TRACKS[track] if several or track == "production" else "",
+        suffix="" if track == "diagnostic" or not several else f"-{track}",
+        tally=tally_of(verdicts),
+        cards=cards,
+        columns=columns_of(cells),
+        matrix=matrix,
+        gallery=gallery,
+        metrics=metrics_of(cells),
+        controls=controls_of(cells),
+        ledger=_ledger(common_ledger(trials) if several else summary.ledger, trials),
+    )
 
 
-def columns_of(cells: Sequence[Cell]) -> tuple[Column, ...]:
-    """Attacks in the order of the run, then negative controls."""
-    columns = dict.fromkeys(column_of(cell) for cell in cells)
-    return tuple(sorted(columns, key=lambda column: column.role == "control"))
+def _matrix(
+    defenses: Sequence[str], cells: Sequence[Cell], verdicts: Sequence[Verdict], run: Run, album: Album
+) -> tuple[tuple[tuple[str, tuple[MatrixField, ...]], ...], tuple[tuple[str, tuple[Group, ...]], ...]]:
+    """The rows of the matrix, and the pictures of its fields by defense."""
+    columns, judged, undefended = columns_of(cells), judged_of(verdicts), undefended_of(cells)
+    found = {(cell.defense, column_of(cell)): cell for cell in cells}
+    rows, gallery = [], []
+    for defense in defenses:
+        entries, groups = [], []
+        for column in columns:
+            cell = found.get((defense, column))
+            trials = run.trials_of(cell) if cell else []
+            entry = field_of(cell, column, judged, undefended, trials)
+            pairs, total = album.pairs(trials)
+            if cell and pairs:
+                entry = replace(entry, anchor=album.group_anchor())
+                groups.append(
+                    Group(
+                        anchor=entry.anchor or "",
+                        column=column,
+                        cell=cell,
+                        level=entry.level,
+                        pairs=tuple(pairs),
+                        total=total,
+                    )
+                )
+            entries.append(entry)
+        rows.append((defense, tuple(entries)))
+        if groups:
+            gallery.append((defense, tuple(groups)))
+    return tuple(rows), tuple(gallery)
 
 
-def defenses_of(summary: Summary) -> tuple[str, ...]:
+def _defenses(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[str]:
     """All defenses, the undefended update first."""
-    names = dict.fromkeys([cell.defense for cell in summary.cells] + [entry.defense for entry in summary.verdicts])
-    return tuple(sorted(names, key=lambda name: name != UNDEFENDED))
+    names = dict.fromkeys([cell.defense for cell in cells] + [entry.defense for entry in verdicts])
+    return sorted(names, key=lambda name: name != UNDEFENDED)
 
 
 def attackers_of(*summaries: Summary) -> dict[Threat, str]:
@@ -185,112 +208,35 @@ def controls_of(cells: Sequence[Cell]) -> frozenset[str]:
     return frozenset(name for cell in cells for name, value in cell.control.items() if value is not None)
 
 
-def undefended_of(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """The undefended cell of each attack, by its name; an adaptive attack has the same name as the plain one."""
-    return {cell.attack: cell for cell in cells if cell.defense == UNDEFENDED and cell.role == "attack"}
-
-
-def level_of(cell: Cell, undefended: Cell | None) -> tuple[Level, bool]:
-    """The colour of a field, and whether it is doubtful because the attack also fails without a defense.
-
-    undefended: the same attack without a defense; None if it was not run, so that the attack may not work at all.
-    """
-    if cell.role == "control":
-        return "control", False
-    if cell.success_rate is None or not cell.done:
-        return "unknown", False
-    if cell.success_rate >= MOST:
-        return "leaks", False
-    if cell.leaked:
-        return "partly", False
-    if undefended is None:
-        return "cannot-conclude", False
-    doubtful = (undefended.success_rate or 0) < MOST
-    return ("cannot-conclude" if doubtful else "not-found"), doubtful
-
-
 def headline(run: Run) -> str:
-    """The result in one sentence, as the verdicts state it."""
+    """The result in one sentence: the first of the answer, or as the verdicts state it."""
     if not run.finished:
         done = sum(trial.status == "done" for trial in run.trials)
         return f"Not finished: {counted(done, 'trial')} so far, and no verdict yet."
-    found = _most_severe(run.summary.verdicts)
-    if not found:
+    if run.summary.answer is not None:
+        return run.summary.answer.leaks
+    word = _lead(run.summary)
+    if word is None:
         return "No verdict was given."
-    defended = [verdict for defense, verdict in found.items() if defense != UNDEFENDED]
-    subject = "Without a defense, the update" if UNDEFENDED in found else "The update"
-    verdict = found[UNDEFENDED] if UNDEFENDED in found else min(defended, key=_severity)
-    return f"{subject} {_SENTENCES[verdict]}."
+    bare = any(entry.defense == UNDEFENDED for entry in run.summary.verdicts)
+    return f"{'Without a defense, the update' if bare else 'The update'} {_SENTENCES[word]}."
+
+
+def _lead(summary: Summary) -> Word | None:
+    """The gravest verdict on the undefended update, or on any if that was not attacked; None without a verdict."""
+    bare = [entry.verdict for entry in summary.verdicts if entry.defense == UNDEFENDED]
+    words = bare or [entry.verdict for entry in summary.verdicts]
+    return min(words, key=WORDS.index, default=None)
 
 
 def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[Word, tuple[str, ...]], ...]:
-    """The defenses of each verdict, the most severe first; a defense has the verdict of its strongest attacker."""
-    found = _most_severe(verdicts)
-    found.pop(UNDEFENDED, None)
-    return tuple(
-        (verdict, tuple(name for name, given in found.items() if given == verdict))
-        for verdict in sorted(dict.fromkeys(found.values()), key=_severity)
-    )
+    """The defenses of each verdict, the gravest first. verdicts: of one track, one for each defense."""
+    found = {word: tuple(entry.defense for entry in verdicts if entry.verdict == word) for word in WORDS}
+    return tuple((word, names) for word, names in found.items() if names)
 
 
-def _most_severe(verdicts: Sequence[Verdict]) -> dict[str, Word]:
-    found: dict[str, Word] = {}
-    for entry in sorted(verdicts, key=lambda entry: _severity(entry.verdict)):
-        found.setdefault(entry.defense, entry.verdict)
-    return found
-
-
-def _severity(verdict: Word) -> int:
-    return list(_SENTENCES).index(verdict)
-
-
-def _card(entry: Verdict, run: Run, album: Album) -> Card:
-    trial = next((trial for trial in run.trials if trial.id == entry.trial_id), None)
-    return Card(
-        verdict=entry,
-        level=entry.verdict,
-        attacker=attackers_of(run.summary)[entry.threat],
-        bars=tuple(bar for bar in _bars(entry, run.summary.cells, trial) if bar.cell.scores.keys() & {"ssim", "psnr"}),
-        pair=album.most_leaking(trial) if trial else None,
-    )
-
-
-def _bars(entry: Verdict, cells: Sequence[Cell], trial: Trial | None) -> list[Bar]:
-    """The strongest attack on the defense, the same attack without a defense, and the best negative control."""
-    attacks = [cell for cell in cells if cell.role == "attack" and cell.attack == entry.worst_attack]
-    mine = [cell for cell in attacks if cell.defense == entry.defense]
-    mine.sort(key=lambda cell: trial is None or trial.id not in cell.trial_ids)  # the cell of the most leaking trial
-    bars = []
-    if mine:
-        label = f"{attack_words(mine[0].attack, mine[0].adaptive)}: the strongest attack tried"
-        bars.append(Bar(kind="this", label=label, cell=mine[0]))
-        bare = [cell for cell in attacks if cell.defense == UNDEFENDED]
-        if entry.defense != UNDEFENDED and bare:
-            bars.append(Bar(kind="positive", label=f"{bare[0].attack} without a defense", cell=bare[0]))
-    controls = [cell for cell in cells if cell.role == "control"]
-    controls = [cell for cell in controls if cell.defense == entry.defense] or controls
-    if controls:
-        best = min(controls, key=_leak_key)
-        bars.append(Bar(kind="negative", label=f"{best.attack}, ignores the update", cell=best))
-    return bars
-
-
-def _leak_key(cell: Cell) -> float:
-    for metric in ("psnr", "ssim", "mse"):
-        if (worst := cell.worst_of(metric)) is not None:
-            return -worst if leaks_when(metric, {}) == "high" else worst
-    return 0.0
-
-
-def _entry(
-    cell: Cell | None, column: Column, undefended: dict[str, Cell], anchors: dict[tuple[str, Column], str]
-) -> MatrixField:
-    if cell is None:
-        return MatrixField(column=column, cell=None, level="unknown")
-    level, doubtful = level_of(cell, undefended.get(column.attack))
-    return MatrixField(
-        column=column, cell=cell, level=level, doubtful=doubtful, anchor=anchors.get((cell.defense, column))
-    )
+def _ledger(ledger: Ledger, trials: Sequence[Trial]) -> Facts:
+    return tuple((key, fact_name(key), _ledger_text(key, value, trials)) for key, value in ledger.facts().items())
 
 
 def _ledger_text(key: str, value: object, trials: Sequence[Trial]) -> str:

@@ -33,17 +33,29 @@ class Pair:
     scores: tuple[tuple[str, str], ...]
     trial: Trial
 
-    @property
-    def caption(self) -> str:
-        return ", ".join(f"{label} {value}" for label, value in self.scores)
-
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """One example of one trial."""
 
     trial: Trial
     index: int
+
+    @property
+    def words(self) -> str:
+        """The client, round and trial, and which of several images."""
+        images = self.trial.images
+        of = f", image {self.index + 1} of {images.count}" if images and images.count > 1 else ""
+        return f"{self.trial.client}, round {self.trial.round}, trial {self.trial.trial}{of}"
+
+    @property
+    def figures(self) -> tuple[tuple[str, str], ...]:
+        """The scores as label and value, the common metrics first."""
+        return tuple(
+            (metric_words(metric).label, number(self.score(metric), metric))
+            for metric in sorted(self.trial.scores, key=_order)
+            if self.score(metric) is not None
+        )
 
     def score(self, metric: str) -> float | None:
         values = self.trial.scores.get(metric) or ()
@@ -65,13 +77,13 @@ class Album:
     def __init__(self, folder: Path, groups: int, trials: Sequence[Trial]) -> None:
         self.folder = folder.resolve()
         self.strips: dict[str, Image.Image | None] = {}
-        self.made = 0
+        self.made = self.groups = 0
         self.most = _pairs_per_group(groups, trials)
 
     def pairs(self, trials: Sequence[Trial]) -> tuple[list[Pair], int]:
         """The most leaking examples of these trials, and the number of all examples."""
         places = [
-            _Place(trial, index)
+            Place(trial, index)
             for trial in trials
             if trial.status == "done" and trial.images
             for index in range(trial.images.count)
@@ -79,40 +91,43 @@ class Album:
         places.sort(key=lambda place: place.leak)
         return [self._pair(place) for place in places[: self.most]], len(places)
 
-    def most_leaking(self, trial: Trial) -> Pair | None:
-        """The trial's most leaking example."""
-        if trial.images is None:
-            return None
-        places = [_Place(trial, index) for index in range(trial.images.count)]
-        return self._pair(min(places, key=lambda place: place.leak))
-
-    def _pair(self, place: _Place) -> Pair:
-        trial = place.trial
-        assert trial.images is not None
-        known, count = trial.images.truth, trial.images.count
-        truth = self._tile(known, place.index, count) if known else None
-        guess = self._tile(trial.images.guess, place.index, count)
+    def anchor(self) -> str:
+        """A new anchor for a figure."""
         self.made += 1
+        return f"pair-{self.made}"
+
+    def group_anchor(self) -> str:
+        """A new anchor for the pictures of one attack on one defense."""
+        self.groups += 1
+        return f"images-{self.groups}"
+
+    def truth(self, place: Place) -> Image.Image | None:
+        """The original."""
+        images = place.trial.images
+        return self._tile(images.truth, place.index, images.count) if images and images.truth else None
+
+    def guess(self, place: Place) -> Image.Image | None:
+        """The reconstruction."""
+        images = place.trial.images
+        return self._tile(images.guess, place.index, images.count) if images else None
+
+    def _pair(self, place: Place) -> Pair:
+        truth, guess = self.truth(place), self.guess(place)
         sample = truth or guess
-        of = f", image {place.index + 1} of {count}" if count > 1 else ""
         return Pair(
-            anchor=f"pair-{self.made}",
-            title=f"{trial.client}, round {trial.round}, trial {trial.trial}{of}",
-            truth=_data_uri(truth),
-            guess=_data_uri(guess),
+            anchor=self.anchor(),
+            title=place.words,
+            truth=data_uri(truth),
+            guess=data_uri(guess),
             width=sample.width if sample else 32,
             height=sample.height if sample else 32,
-            scores=tuple(
-                (metric_words(metric).label, number(place.score(metric), metric))
-                for metric in sorted(trial.scores, key=_order)
-                if place.score(metric) is not None
-            ),
-            trial=trial,
+            scores=place.figures,
+            trial=place.trial,
         )
 
     def _tile(self, file: str, index: int, count: int) -> Image.Image | None:
         strip = self._strip(file)
-        if strip is None:
+        if strip is None or index >= count:
             return None
         width = strip.width // count
         return strip.crop((index * width, 0, (index + 1) * width, strip.height)) if width else None
@@ -144,7 +159,14 @@ def _pairs_per_group(groups: int, trials: Sequence[Trial]) -> int:
     return max(1, min(MOST_PAIRS, BUDGET // (max(groups, 1) * largest * 2 * 3)))
 
 
-def _data_uri(image: Image.Image | None) -> str | None:
+def most_leaking(trial: Trial) -> Place:
+    """The trial's most leaking example."""
+    count = trial.images.count if trial.images else max((len(each or ()) for each in trial.scores.values()), default=1)
+    return min((Place(trial, index) for index in range(max(count, 1))), key=lambda place: place.leak)
+
+
+def data_uri(image: Image.Image | None) -> str | None:
+    """The image as a PNG inside of an address."""
     if image is None:
         return None
     buffer = io.BytesIO()

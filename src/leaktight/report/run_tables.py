@@ -1,14 +1,15 @@
-"""The tables of one run as rows of text, for `tables` and `html`."""
+"""The tables of one run as rows of text. No table mixes tracks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leaktight.report.cards import one_a_defense
+from leaktight.report.judgements import chance_words, tracks_of, verdict_words
 from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.words import (
     MISSING,
-    VERDICTS,
     attack_words,
     defense_words,
     fact,
@@ -19,7 +20,7 @@ from leaktight.report.words import (
     seconds,
     tradeoff_names,
 )
-from leaktight.results.schema import Cell, Score, Summary, Threat
+from leaktight.results.schema import Cell, Score, Significance, Summary, Threat, Track
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,21 @@ class TextTable:
 
 
 def run_tables(summary: Summary) -> list[TextTable]:
-    """The tables of verdicts, leakage, cost and leakage over time that the run has."""
+    """The tables of the run: verdicts and leakage of each track, then cost and leakage over time."""
     attackers = attackers_of(summary)
-    tables = [_verdicts(summary, attackers), _leakage(summary, attackers), _tradeoff(summary), _time(summary)]
-    return [table for table in tables if table.rows]
+    tables = []
+    for track in tracks_of(summary):
+        tables += [_verdicts(summary, track, attackers), _leakage(summary, track, attackers)]
+    return [table for table in (*tables, _tradeoff(summary), _time(summary)) if table.rows]
+
+
+def titled(title: str, track: Track, tracks: Sequence[Track]) -> str:
+    """The title of a table of one track. tracks: those of the run; without another, diagnostic goes without saying.
+
+    >>> titled("Leakage", "diagnostic", ["diagnostic"]), titled("Leakage", "production", ["diagnostic", "production"])
+    ('Leakage', 'Leakage, production')
+    """
+    return title if tuple(tracks) == ("diagnostic",) else f"{title}, {track}"
 
 
 def attack_name(cell: Cell) -> str:
@@ -62,42 +74,65 @@ def mean_words(score: Score | None, metric: str) -> str:
     return number(score.mean, metric, unit=False) + (f" ({span})" if span else "")
 
 
-def _verdicts(summary: Summary, attackers: dict[Threat, str]) -> TextTable:
+def valid_trials(cell: Cell) -> int:
+    """The number of valid trials; in files of earlier versions, of finished ones."""
+    return cell.done if cell.valid is None else cell.valid
+
+
+def leaked_share(cell: Cell) -> str:
+    """How many victims were reconstructed, such as "3 of 5"."""
+    return MISSING if cell.leaked is None else f"{cell.leaked} of {cell.judged}"
+
+
+def _verdicts(summary: Summary, track: Track, attackers: dict[Threat, str]) -> TextTable:
     many = len(attackers) > 1
-    header = ("Defense", *(["Attacker"] if many else []), "Verdict", "Because")
+    header = ("Defense", *(["Attacker"] if many else []), "Verdict", "Victims", "Because")
     rows = tuple(
         (
             defense_words(entry.defense),
             *([attackers[entry.threat]] if many else []),
-            VERDICTS[entry.verdict],
-            entry.because,
+            verdict_words(entry.verdict, summary.schema_version),
+            fact(entry.victims),
+            f"{entry.because} {entry.advice}".strip(),
         )
-        for entry in summary.verdicts
+        for entry in one_a_defense(summary)
+        if entry.track == track
     )
-    return TextTable(title="Verdicts", header=header, rows=rows, text_columns=len(header), prose=True)
+    title = titled("Verdicts", track, tracks_of(summary))
+    return TextTable(title=title, header=header, rows=rows, text_columns=len(header), prose=True)
 
 
-def _leakage(summary: Summary, attackers: dict[Threat, str]) -> TextTable:
-    metrics, controls, many = metrics_of(summary.cells), controls_of(summary.cells), len(attackers) > 1
-    header = ["Defense", "Attack", *(["Attacker"] if many else []), "Trials", "Leaked"]
+def _leakage(summary: Summary, track: Track, attackers: dict[Threat, str]) -> TextTable:
+    cells = [cell for cell in summary.cells if cell.track == track]
+    metrics, controls, many = metrics_of(cells), controls_of(cells), len(attackers) > 1
+    tests = any(cell.identification or cell.label_reading for cell in cells)
+    header = ["Defense", "Attack", *(["Attacker"] if many else []), "Trials", "Valid"]
+    header += ["Leaked" if summary.schema_version == 1 else "Reconstructed"]
+    header += ["Picked out by chance", "Labels by chance"] if tests else []
     for metric in metrics:
         header += [metric_header(metric), "worst", *(["without the update"] if metric in controls else [])]
     rows = []
-    for cell in summary.cells:
+    for cell in cells:
         row = [defense_words(cell.defense), attack_name(cell)]
         row += [attackers.get(cell.threat, MISSING)] if many else []
-        row += [str(cell.done), percent(cell.success_rate, 0)]
+        row += [str(cell.trials), str(valid_trials(cell)), leaked_share(cell)]
+        row += [_chance(cell.identification), _chance(cell.label_reading)] if tests else []
         for metric in metrics:
             row += _figures(cell, metric, controlled=metric in controls)
         rows.append(tuple(row))
     return TextTable(
-        title="Leakage",
+        title=titled("Leakage", track, tracks_of(summary)),
         header=tuple(header),
         rows=tuple(rows),
         text_columns=3 if many else 2,
-        note="Mean over trials, 95 % interval in brackets; worst: the most leaking trial"
-        + ("; without the update: the best negative control on the same victims." if controls else "."),
+        note="Mean over valid trials, 95 % interval in brackets; worst: the most leaking trial"
+        + ("; without the update: the best negative control on the same victims" if controls else "")
+        + ("; by chance: how often a guess without the update would do as well, after correction." if tests else "."),
     )
+
+
+def _chance(test: Significance | None) -> str:
+    return MISSING if test is None else chance_words(test.corrected)
 
 
 def _figures(cell: Cell, metric: str, *, controlled: bool) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def load_run(path: Path) -> Run:
 def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        cell = (trial.defense, trial.attack, trial.role, trial.adaptive, trial.threat)
+        cell = (trial.track, trial.defense, trial.attack, trial.role, trial.adaptive, trial.threat)
         groups.setdefault(cell, []).append(trial)
     return Summary(
         schema_version=SCHEMA_VERSION,
@@ -83,22 +84,26 @@ def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
 
 
 def _cell_so_far(trials: Sequence[Trial]) -> Cell:
-    """Mean and worst of the trials; intervals and the success rate come with the finished run."""
+    """Mean and worst of the valid trials; intervals and the success rate come with the finished run."""
     first = trials[0]
-    done = [trial for trial in trials if trial.status == "done"]
+    faults = Counter(trial.fault for trial in trials if trial.fault is not None)
+    valid = [trial for trial in trials if trial.fault is None]
     scores = {}
-    for metric in dict.fromkeys(name for trial in done for name in trial.scores):
-        values = [value for trial in done if (value := trial.score(metric)) is not None]
+    for metric in dict.fromkeys(name for trial in valid for name in trial.scores):
+        values = [value for trial in valid if (value := trial.score(metric)) is not None]
         if values:
-            worst = max if done[0].leaks_when(metric) == "high" else min
+            worst = max if valid[0].leaks_when(metric) == "high" else min
             scores[metric] = Score(mean=mean(values), worst=worst(values))
     return Cell(
         attack=first.attack,
         defense=first.defense,
         role=first.role,
         adaptive=first.adaptive,
+        track=first.track,
         threat=first.threat,
         trials=len(trials),
-        failed=len(trials) - len(done),
+        failed=sum(trial.status == "failed" for trial in trials),
+        valid=len(valid),
+        faults=dict(faults),
         trial_ids=tuple(trial.id for trial in trials),
     ).with_scores(scores)

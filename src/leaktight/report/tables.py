@@ -14,8 +14,9 @@ from leaktight.report.words import tradeoff_names
 from leaktight.results.schema import Cell, Score, Threat
 
 Key = tuple[str, ...]
-CSV_KEYS = ("table", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")
-"""Columns of the CSV. which: the number of the cell among those of the same attack on the same defense, from 0."""
+CSV_KEYS = ("table", "track", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")
+"""Columns of the CSV. track: empty for tables that have one only. which: the number of the cell among those of the same
+attack on the same defense, from 0."""
 
 
 def to_markdown(runs: Sequence[Run]) -> str:
@@ -155,14 +156,14 @@ def _figures(run: Run) -> Iterator[tuple[Key, str, float | None]]:
             yield ("leakage", *key, "", metric, statistic), _attacker(cell.threat), value
     tradeoff = run.summary.tradeoff
     for row, name in zip(tradeoff.rows, tradeoff_names(tradeoff.rows), strict=True) if tradeoff else ():
-        cost = ("tradeoff", name, "", "", "", "", "")
+        cost = ("tradeoff", "", name, "", "", "", "", "")
         yield (*cost, row.leak.metric, "worst"), "", row.leak.worst
         yield (*cost, "accuracy", "final"), "", row.accuracy
         yield (*cost, "seconds_per_round", "mean"), "", row.seconds_per_round
         yield (*cost, "cost_share", "mean"), "", row.cost_share
     for moment in run.summary.over_time or ():
         adaptive = str(moment.adaptive).lower()
-        when = ("over_time", moment.defense, moment.attack, "attack", adaptive, "0", str(moment.round))
+        when = ("over_time", "", moment.defense, moment.attack, "attack", adaptive, "0", str(moment.round))
         for metric, score in moment.scores.items():
             for statistic, value in _statistics(score):
                 yield (*when, metric, statistic), "", value
@@ -176,7 +177,13 @@ def _cell_figures(cell: Cell) -> Iterator[tuple[tuple[str, str], float | None]]:
         yield (metric, "without_update"), cell.control.get(metric)
     yield ("trials", "count"), cell.done
     yield ("failed", "count"), cell.failed
+    yield ("valid", "count"), cell.valid
+    yield ("victims", "count"), cell.victims
+    yield ("reconstructed", "count"), cell.reconstructed
     yield ("success_rate", "mean"), cell.success_rate
+    for name, test in (("identification", cell.identification), ("label_reading", cell.label_reading)):
+        yield (name, "chance"), None if test is None else test.chance
+        yield (name, "corrected"), None if test is None else test.corrected
     yield ("seconds", "mean"), cell.seconds
 
 

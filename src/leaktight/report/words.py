@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leaktight.results.schema import UNDEFENDED, Cell, Score, Threat, TradeoffRow
+from leaktight.results.schema import UNDEFENDED, Score, Threat, TradeoffRow, Word
 
 MISSING = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-Level = Literal["leaks", "partly", "not-found", "cannot-conclude", "control", "unknown"]
+Level = Word | Literal["control", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,21 @@ METRICS: Mapping[str, MetricWords] = {
     "label_accuracy": MetricWords("labels found", "%", 0, "share of the batch's labels that the attack got right"),
 }
 
-VERDICTS: Mapping[str, str] = {
-    "leaks": "Leaks",
-    "partly": "Leaks in part",
-    "not-found": "No leak found by these attacks",
+VERDICTS: Mapping[Word, str] = {
+    "reconstructed": "Reconstructed",
+    "identified": "Identified",
+    "labels-read": "Labels read",
     "cannot-conclude": "Cannot conclude",
+    "nothing-found": "Nothing found",
 }
-SYMBOLS: Mapping[str, str] = {"leaks": "●", "partly": "◐", "not-found": "○", "cannot-conclude": "?", "control": "–"}
+SYMBOLS: Mapping[Level, str] = {
+    "reconstructed": "●",
+    "identified": "◐",
+    "labels-read": "◔",
+    "cannot-conclude": "?",
+    "nothing-found": "○",
+    "control": "–",
+}
 
 _LEDGER: Mapping[str, str] = {
     "labels": "Labels",
@@ -181,15 +189,6 @@ def tradeoff_names(rows: Sequence[TradeoffRow]) -> list[str]:
 
 def attack_words(name: str, adaptive: bool) -> str:
     return f"{name}, knows the defense" if adaptive else name
-
-
-def leaked_words(cell: Cell) -> str:
-    """The number of trials that leaked."""
-    if not cell.done:
-        return "all trials failed"
-    if cell.leaked is None:
-        return counted(cell.done, "trial")
-    return f"{cell.leaked} of {counted(cell.done, 'trial')} leaked"
 
 
 def fact(value: object) -> str:

@@ -17,6 +17,7 @@ import filelock
 from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
 from leaktight.core.files import without_secrets, write_atomically, write_private
 from leaktight.core.keys import KEY_BYTES, parse_key
+from leaktight.results.digest import MANIFEST, sealed
 from leaktight.results.schema import Environment, Summary, TrainingSummary
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
@@ -75,7 +76,14 @@ class RunFolder:
     def started(self) -> bool:
         return self.config.exists()
 
-    def write_summary(self, summary: Summary | TrainingSummary) -> None:
+    def write_summary(self, summary: Summary) -> Summary:
+        """Write the summary of an audit or an inspection with the run's digest, and return it as written."""
+        summary, manifest = sealed(self.path, summary)
+        write_atomically(self.path / MANIFEST, json.dumps(manifest.document(), indent=1))
+        write_atomically(self.summary, json.dumps(summary.document(), indent=1))
+        return summary
+
+    def write_training(self, summary: TrainingSummary) -> None:
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
 
 

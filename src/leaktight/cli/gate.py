@@ -1,0 +1,50 @@
+"""The option `--fail-on`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from leaktight.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from leaktight.api.audit import PlannedAudit
+    from leaktight.results.schema import Summary
+
+LABELS = "labels"
+
+
+def chosen_gate(levels: Sequence[str], *, dry_run: bool) -> str | None:
+    """The level of `--fail-on`; None without one."""
+    if not levels:
+        return None
+    from leaktight.report.gate import parse_gate
+
+    level = parse_gate(levels)
+    if dry_run:
+        raise UsageError("expected --fail-on or --dry-run, got both; a plan has no verdict, so leave one out")
+    return level
+
+
+def check_possible(level: str | None, planned: PlannedAudit) -> None:
+    """Raise UsageError if no attack of the plan could read labels, and a leak of labels is to fail."""
+    if level != LABELS:
+        return
+    from leaktight.audits.plan import LABELS_FOUND
+
+    attacks = [each for each in planned.experiment.attacks if each.role == "attack"]
+    if not any(each.value.labels_from in LABELS_FOUND for each in attacks):
+        names = ", ".join(dict.fromkeys(each.name for each in attacks)) or "none"
+        raise UsageError(
+            f"--fail-on labels: expected an attack that reads labels from the update, got only attacks that are given "
+            f"them or need none ({names}); take labels out of threat.knows and let an attack infer them, or use "
+            "--fail-on identified"
+        )
+
+
+def check(level: str | None, summary: Summary) -> None:
+    """Raise an error unless the run passes the gate; see `check_gate`."""
+    if level is not None:
+        from leaktight.report.gate import check_gate
+
+        check_gate(summary, level)

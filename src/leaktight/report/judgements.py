@@ -1,0 +1,154 @@
+"""Verdicts, answers, tests and tracks as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from leaktight.report.words import VERDICTS, counted, percent, seconds
+from leaktight.results.schema import (
+    Answer,
+    AttackerVerdict,
+    Cell,
+    Significance,
+    Spending,
+    Summary,
+    Track,
+    Verdict,
+    Word,
+)
+
+SIGNIFICANT = 0.05
+"""The largest corrected chance at which a test says that something was found."""
+EARLIER: Mapping[Word, str] = {
+    "reconstructed": "Leaks",
+    "identified": "Leaks in part",
+    "nothing-found": "No leak found by these attacks",
+}
+"""What files of schema version 1 called a verdict, where it differs."""
+MEANINGS: Mapping[Word, str] = {
+    "reconstructed": "an attack rebuilt a victim's example, closer than any guess without the update",
+    "identified": "too poor to show the example, but good enough to pick the victim out of others of its class",
+    "labels-read": "only the labels were read, better than a blind guess reads them",
+    "cannot-conclude": "too few valid trials, or attacks that fail without a defense too",
+    "nothing-found": "none of these, by attacks that work without the defense; not a proof that nothing leaks",
+}
+ANSWERS: Mapping[str, str] = {
+    "leaks": "What leaks",
+    "to_whom": "To whom",
+    "how_sure": "How sure",
+    "helps": "What helps",
+    "costs": "What it costs",
+}
+"""The five sentences of an answer, and the question of each."""
+TRACKS: Mapping[Track, str] = {
+    "diagnostic": "An upper bound: one step, easy weights. It shows what such an update can give away at worst, not "
+    "what a federation in training gives away.",
+    "production": "Updates as in training: the federation's own local training. Closer to a real federation, and "
+    "harder to attack.",
+}
+"""What an update of each track is."""
+ENDED: Mapping[str, str] = {
+    "decided": "every verdict was decided",
+    "all trials": "all planned trials were run",
+    "budget": "the budget was spent; raise --budget and --resume",
+}
+
+
+def verdict_words(word: Word, version: int) -> str:
+    """A verdict for readers, by the version of its file.
+
+    >>> verdict_words("identified", 2), verdict_words("identified", 1)
+    ('Identified', 'Leaks in part')
+    """
+    return EARLIER.get(word, VERDICTS[word]) if version == 1 else VERDICTS[word]
+
+
+def tracks_of(summary: Summary) -> tuple[Track, ...]:
+    """The tracks that the run has, diagnostic first."""
+    found = {entry.track for entry in (*summary.cells, *summary.verdicts)}
+    order: tuple[Track, ...] = get_args(Track)
+    return tuple(track for track in order if track in found)
+
+
+def answer_lines(answer: Answer) -> list[tuple[str, str]]:
+    """The five questions and their answers."""
+    return [(label, getattr(answer, name)) for name, label in ANSWERS.items()]
+
+
+def leaked_words(cell: Cell) -> str:
+    """The number of victims that were reconstructed."""
+    if not cell.judged:
+        return "no valid trial" if cell.done else "all trials failed"
+    if cell.leaked is None:
+        return counted(cell.judged, "trial")
+    if cell.victims is None:
+        return f"{cell.leaked} of {counted(cell.judged, 'trial')} leaked"
+    return f"{cell.leaked} of {cell.judged} reconstructed"
+
+
+def fault_words(cell: Cell) -> list[str]:
+    """The trials that count for nothing, and why."""
+    if not cell.faults:
+        return [f"{counted(cell.failed, 'trial')} failed"] if cell.failed else []
+    return [f"{amount} invalid: {reason}" for reason, amount in cell.faults.items()]
+
+
+def victims_words(entry: AttackerVerdict) -> str:
+    """How many victims an attack reconstructed.
+
+    >>> victims_words(AttackerVerdict.model_construct(victims=20, reconstructed=3))
+    '3 of 20 victims'
+    """
+    return f"{entry.reconstructed} of {counted(entry.victims, 'victim')}" if entry.victims else "no valid victim"
+
+
+def claim_words(entry: Verdict) -> str:
+    """What a verdict rests on, and how far "nothing found" reaches; empty if it is not recorded."""
+    if entry.victims is None:
+        return ""
+    tried = f"Rests on {counted(entry.victims, 'victim')}."
+    if entry.verdict != "nothing-found" or entry.below is None:
+        return tried
+    return f"With 95 % confidence, fewer than {100 * entry.below:.0f} % of victims are reconstructed. {tried}"
+
+
+def chance_words(chance: float) -> str:
+    """A probability.
+
+    >>> chance_words(0.0004), chance_words(0.012), chance_words(0.345), chance_words(1.0)
+    ('< 0.1 %', '1.2 %', '34 %', '100 %')
+    """
+    return "< 0.1 %" if chance < 0.001 else percent(chance, 1 if chance < 0.1 else 0)
+
+
+def identification_words(test: Significance, among: int | None) -> str:
+    """Whether the victims were picked out. among: the number of candidates, the victim included.
+
+    >>> identification_words(Significance(victims=5, chance=1e-9, corrected=1e-8), 100)
+    'picked out of 100; by chance < 0.1 %'
+    >>> identification_words(Significance(victims=5, chance=0.2, corrected=0.4), 100)
+    'not picked out of 100; by chance 40 %'
+    """
+    found = "picked" if test.corrected <= SIGNIFICANT else "not picked"
+    return f"{found} out of {among or 'others'}; by chance {chance_words(test.corrected)}"
+
+
+def label_words(test: Significance) -> str:
+    """Whether the labels were read."""
+    found = "labels read" if test.corrected <= SIGNIFICANT else "labels not read"
+    return f"{found}; by chance {chance_words(test.corrected)}"
+
+
+def spending_facts(spending: Spending | None, confidence: float | None) -> dict[str, str]:
+    """What a run spent and what its verdicts may claim, by name."""
+    facts = {}
+    if spending is not None:
+        facts["Trials"] = f"{spending.trials} of at most {spending.planned}"
+        facts["Time"] = seconds(60 * spending.minutes)
+        if spending.budget is not None:
+            facts["Budget"] = f"{spending.budget:g} min"
+        facts["Ended because"] = ENDED[spending.ended]
+    if confidence is not None:
+        facts["Nothing found"] = f"claims that fewer than {100 * confidence:.0f} % of victims are reconstructed"
+    return facts

@@ -1,0 +1,59 @@
+"""The verdicts of a run by defense and track, and which of them a decision rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from leaktight.results.schema import UNDEFENDED, WORDS, Cell, Summary, Track, Verdict, Word
+
+LEAKS: tuple[Word, ...] = ("reconstructed", "identified", "labels-read")
+"""The words of a verdict that found something, the worst first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A defense in a track."""
+
+    track: Track
+    defense: str
+
+    def __str__(self) -> str:
+        return f"{'no defense' if self.defense == UNDEFENDED else self.defense} ({self.track})"
+
+
+def place_of(entry: Verdict | Cell) -> Place:
+    return Place(entry.track, entry.defense)
+
+
+def severity(word: Word) -> int:
+    """0 for the most severe."""
+    return WORDS.index(word)
+
+
+def worst_verdicts(summary: Summary) -> dict[Place, Verdict | None]:
+    """The worst verdict on each defense in each track that was attacked or should have been; None for none."""
+    found: dict[Place, Verdict | None] = {place_of(cell): None for cell in summary.cells if cell.role == "attack"}
+    for entry in sorted(summary.verdicts, key=lambda entry: severity(entry.verdict)):
+        if found.get(place_of(entry)) is None:
+            found[place_of(entry)] = entry
+    for defense in summary.training_failed:
+        if all(place.defense != defense for place in found):
+            found[Place("diagnostic", defense)] = None
+    return found
+
+
+def deciding(summary: Summary) -> dict[Place, Verdict | None]:
+    """The verdicts that a decision rests on: those on defended updates; without a defense, those on undefended ones."""
+    found = worst_verdicts(summary)
+    defended = {place: entry for place, entry in found.items() if place.defense != UNDEFENDED}
+    return defended or found
+
+
+def cells_of(summary: Summary) -> Mapping[Place, list[Cell]]:
+    """The cells of attacks, by place."""
+    found: dict[Place, list[Cell]] = {}
+    for cell in summary.cells:
+        if cell.role == "attack":
+            found.setdefault(place_of(cell), []).append(cell)
+    return found

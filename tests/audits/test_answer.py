@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from tests.results.made import KNOWING, changed, made_row, made_trial, panel, place_by
+
+from leaktight.audits.answer import answer
+from leaktight.audits.cells import gather
+from leaktight.audits.verdict import Panel
+from leaktight.results.schema import Answer, Tradeoff, Trial
+
+
+def answered(trials: list[Trial], tradeoff: Tradeoff | None = None) -> Answer:
+    cells = gather(trials)
+    found = answer(Panel(cells, 0.15).verdicts(), cells, tradeoff)
+    assert found is not None
+    return found
+
+
+def test_the_five_sentences_say_what_leaks_to_whom_how_sure_what_helps_and_what_it_costs() -> None:
+    times = {"none": 1.0, "noise": 2.0}
+    found = answered([changed(each, client_seconds=times[each.defense]) for each in panel()])
+    assert found.leaks == "An undefended update gives away its training images: csdlg reconstructed 20 of 20 victims."
+    assert found.to_whom.startswith("A server that follows the protocol")
+    assert "none of 20 victims, so fewer than 14 %" in found.how_sure
+    assert found.helps == "Nothing was found behind: noise."
+    assert found.costs.startswith("Time of a client's round: noise x 2.0. Accuracy was not measured")
+
+
+def test_a_defense_that_fails_to_who_knows_it_does_not_help() -> None:
+    knowing = [made_trial("noise", "csdlg", n, ssim=[0.9], place=1, adaptive=True, threat=KNOWING) for n in range(5)]
+    found = answered([*panel(), *knowing])
+    assert found.helps == "None of the defenses tried. Not enough: noise (reconstructed by who knows it)."
+    assert found.to_whom.endswith("Who also knows the defense gets through noise.")
+
+
+def test_what_was_not_decided_is_not_called_help() -> None:
+    found = answered(panel(trials=5))
+    assert found.helps == "None of the defenses tried. Not decided: noise."
+
+
+def test_production_is_named_beside_the_upper_bound_and_not_mixed_with_it() -> None:
+    production = [
+        changed(
+            each,
+            id=f"production.{each.id}",
+            track="production",
+            scores={"ssim": [0.3], "psnr": [9.0]},
+            rank={"place": place_by(0.3, each.trial), "decoys": 99},
+        )
+        for each in panel()
+        if each.defense == "none"
+    ]
+    found = answered([*panel(), *production])
+    assert found.leaks.endswith(
+        "That is the easiest update to attack; one of real training gave nothing away to these attacks."
+    )
+    assert found.helps == "Nothing was found behind: noise."
+
+
+def test_the_cost_of_a_trade_off_is_accuracy_and_time() -> None:
+    rows = (made_row("none", 0.9, 0.9), made_row("noise", 0.3, 0.8, 3.0))
+    found = answered(panel(), Tradeoff(rows=rows))
+    assert found.costs == "Accuracy (without a defense 90.0 %): noise 80.0 %, time x 3.0."
+
+
+def test_a_run_without_a_defense_asks_for_one() -> None:
+    found = answered([each for each in panel() if each.defense == "none"])
+    assert (found.helps, found.costs) == (
+        "No defense was tried; name some with --defense.",
+        "No defense, no cost.",
+    )

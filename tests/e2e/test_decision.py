@@ -1,0 +1,78 @@
+"""`leaktight audit --fail-on` and `leaktight verify` as a pipeline uses them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from tests.audits.scenes import SMALL
+from tests.here import Here
+
+MISSING_DEFENSE = SMALL.replace('kind = "noise"', 'kind = "noise"\nnoise_std = 1e-9')
+"""A defense in name only: its updates are as easy to attack as undefended ones."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "weak.toml").write_text(MISSING_DEFENSE)
+    return Here(tmp_path, monkeypatch, capsys)
+
+
+def audit(here: Here, *arguments: str) -> tuple[int, str, str]:
+    return here("audit", *arguments, "--workers", "0", "--no-adaptive", "--out", "run")
+
+
+def test_a_leak_behind_a_defense_is_exit_code_3_after_everything_is_written(here: Here, tmp_path: Path) -> None:
+    code, out, err = audit(here, "weak.toml", "--fail-on", "identified", "--json")
+    assert code == 3
+    assert err.splitlines()[-1] == (
+        "leaktight: --fail-on identified: noise (diagnostic): reconstructed by csdlg; see run"
+    )
+    summary = json.loads(out)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    suite = Xml.parse(tmp_path / "run" / "junit.xml").getroot()[0]
+    assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == ("leaktight diagnostic", "1", "1")
+    (sarif,) = json.loads((tmp_path / "run" / "sarif.json").read_text())["runs"]
+    assert sarif["properties"]["digest"] == summary["digest"]
+    assert (tmp_path / "run" / "report.html").exists()
+    code, out, _ = here("verify", "run")
+    assert (code, out.split()[1]) == (0, str(sum(cell["trials"] for cell in summary["cells"])))
+    again, _, _ = audit(here, "weak.toml", "--fail-on", "reconstructed", "--resume")
+    assert again == 3, "a finished run can be decided again"
+    assert here("verify", "run")[0] == 0
+
+
+def test_a_run_that_cannot_conclude_neither_passes_nor_fails(here: Here, tmp_path: Path) -> None:
+    code, _, err = audit(here, "small.toml", "--fail-on", "reconstructed")
+    assert code == 1
+    assert "--fail-on reconstructed can be neither passed nor failed: noise (diagnostic): cannot conclude" in err
+    assert Xml.parse(tmp_path / "run" / "junit.xml").getroot().get("errors") == "1"
+    assert audit(here, "small.toml", "--resume")[0] == 0, "without the gate it is a result like others"
+    lines = (tmp_path / "run" / "trials.jsonl").read_text()
+    (tmp_path / "run" / "trials.jsonl").write_text(lines.replace('"status": "done"', '"status": "failed"', 1))
+    assert here("verify", "run")[0] == 1
+    code, _, err = here("report", "run")
+    assert code == 0
+    assert err.startswith("warning: run was changed after it was written: trial ")
+
+
+@pytest.mark.parametrize("command", ["audit", "tradeoff"])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--fail-on", "labels", "--fail-on", "identified"), "expected one --fail-on"),
+        (("--fail-on", "identified", "--dry-run"), "expected --fail-on or --dry-run, got both"),
+        (("--fail-on", "nothing-found"), "this verdict is no leak"),
+        (("--fail-on", "labels"), "expected an attack that reads labels from the update"),
+    ],
+)
+def test_a_gate_that_makes_no_sense_is_bad_usage_before_any_work(
+    command: str, options: tuple[str, ...], told: str, here: Here, tmp_path: Path
+) -> None:
+    code, out, err = here(command, "small.toml", "--workers", "0", *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert not (tmp_path / "runs").exists()
