@@ -18,41 +18,51 @@ from leaktight.audits.verdict import Panel
 from leaktight.config.audit import build_experiment
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
+from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Attack, Defense
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.data.given import GivenDataset
 from leaktight.results.schema import Trial, Verdict
 
+CLIENTS = 20
+NETWORK = "logistic_regression"
+"""One linear layer: its updates show a single example exactly, which makes attacks of any strength."""
 KNOWN = ("batch_size", "buffers", "local_training", "public_data")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Audits that differ in their seed alone. batch: examples behind an update. labels: whether they are disclosed.
+    """Audits that differ in their seed alone, of digits.
 
-    network: a kind. size: pixels of a side. clients: of the partition.
+    batch: examples behind an update. labels: whether they are disclosed. targets: clients to attack; all if empty.
+    size: pixels of a side.
     """
 
     name: str
     attacks: Sequence[Attack]
     defenses: Sequence[Defense] = ()
-    batch: int = 1
     partition: Literal["iid", "shards"] = "iid"
-    clients: int = 20
+    batch: int = 1
     labels: bool = True
     trials: int | Literal["auto"] = "auto"
-    network: str = "logistic_regression"
-    size: int = 16
+    controls: Sequence[Attack] = (MeanImage(), PublicImage())
     targets: tuple[str, ...] = ()
+    size: int = 16
 
 
-def verdicts(scene: Scene, seed: int) -> dict[str, Verdict]:
-    """The verdicts of one audit, by defense."""
+def verdicts(scene: Scene, seed: int) -> list[Verdict]:
+    """The verdicts of one audit."""
     experiment = experiment_of(scene, seed)
-    finished = trials_of(experiment)
-    panel = Panel(gather(list(finished.values())), experiment.settings.confidence, num_looks([experiment]))
-    return {each.defense: each for each in panel.verdicts()}
+    cells = gather(trials_of(experiment))
+    return Panel(cells, experiment.settings.confidence, num_looks([experiment])).verdicts()
+
+
+def chances(scene: Scene, seed: int, victims: Sequence[int]) -> list[float]:
+    """Of the only attack on undefended updates, the chance that identifies its first so and so many victims."""
+    trials = trials_of(experiment_of(scene, seed))
+    cells = [gather([trial for trial in trials if trial.trial < number])[0] for number in victims]
+    return [1.0 if cell.identification is None else cell.identification for cell in cells]
 
 
 def experiment_of(scene: Scene, seed: int) -> Experiment:
@@ -66,27 +76,30 @@ def experiment_of(scene: Scene, seed: int) -> Experiment:
         ],
         given={
             "data": GivenDataset(_digits(scene.size)),
-            "partition": {"kind": scene.partition, "clients": scene.clients},
-            "model": {"kind": scene.network},
+            "partition": {"kind": scene.partition, "clients": CLIENTS},
+            "model": {"kind": NETWORK},
             "federation": {"rounds": 1},
             "threat": {"knows": [*KNOWN, *(["labels"] if scene.labels else [])]},
             "seed": seed,
         },
         defenses=[Defense(), *scene.defenses],
-        attacks=[*scene.attacks, MeanImage(), PublicImage()],
+        attacks=[*scene.attacks, *scene.controls],
     )
     key = hashlib.sha256(f"calibration {seed}".encode()).digest()
     return build_experiment(config, *load_data(config), adaptive=False).keyed(key)
 
 
-def trials_of(experiment: Experiment) -> dict[str, Trial]:
-    """All trials that the rule of the audit asks for, by id."""
+def trials_of(experiment: Experiment) -> list[Trial]:
+    """All trials that the rule of the audit asks for."""
     runner = TrialRunner(experiment)
     finished: dict[str, Trial] = {}
     while missing := [name for name in wanted([experiment], finished).ids if name not in finished]:
         for name in missing:
             finished[name] = runner(name, lambda report: None).trial
-    return finished
+    failed = [trial.error for trial in finished.values() if trial.status == "failed"]
+    if failed:
+        raise LeaktightError(f"expected trials without errors, got {failed[0]}")
+    return list(finished.values())
 
 
 @cache
