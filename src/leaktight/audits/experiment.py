@@ -216,8 +216,8 @@ class TrialRunner:
         attack, victim = spec.attack.value, self.experiment.victim(spec.trial)
         if not isinstance(attack, ActiveAttack):
             watched, seconds = self._watch(spec, federation, state)
-            settings, seen = self.experiment.settings, [observe(each) for each in watched]
-            return Played(watched, counted_rounds(settings, watched), handed(settings, attack, seen), seconds)
+            settings, given = self.experiment.settings, [observe(each) for each in watched]
+            return Played(watched, counted_rounds(settings, watched), handed(settings, attack, given), seconds)
         if self.experiment.threat.server != "malicious":
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
