@@ -113,12 +113,16 @@ def test_a_defense_changes_the_update(tmp_path: Path) -> None:
 def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_training(
     tmp_path: Path, defense: str
 ) -> None:
+    from leaktight.audits.run import Watcher
     from leaktight.audits.states import prepare_states
 
     experiment = small_experiment(
         tmp_path, f"defense={{kind='{defense}'}}", "audit.attack_round=1", "model.init=default"
     )
-    states = prepare_states(experiment, tmp_path / "run", workers=1, after_round=lambda *_: None)
+    quiet = Watcher()
+    states = prepare_states(
+        experiment, tmp_path / "run", workers=1, begin=quiet.training_begins, after_round=quiet.round_done
+    )
     line = first_trial(experiment, defense, "csdlg", states=states.packed, accuracy=states.accuracy)
     assert line.error is None
     assert line.update_changed is True
