@@ -5,7 +5,7 @@ With a number of trials all of them are needed. `trials = "auto"` has two looks:
 1. Every attack on every defense has 5 victims.
 2. A defense is decided if one attack reconstructed at least half of its valid victims, which are at least 3. On the
    others, the attack that reconstructed most goes on to 20 victims, or to as many as `confidence` needs; where none
-   reconstructed any, all attacks that work without the defense, and their adaptive forms. So do the same attacks
+   did beyond chance, all attacks that work without the defense, and their adaptive forms. So do the same attacks
    without it, and the controls.
 
 The second look depends on the trials of the first alone, so an interrupted run goes on as it would have.
@@ -94,9 +94,9 @@ def _decided(panel: Panel, cells: Sequence[CellTrials]) -> bool:
 
 
 def _chosen(panel: Panel, cells: Sequence[CellTrials]) -> list[CellTrials]:
-    """The attacks on a defense that go on: the one that reconstructed most, else those that work without it."""
+    """The attacks on a defense that go on: the best one if it reconstructed victims, else all that may still do so."""
     valid = [cell for cell in cells if cell.valid]
-    best = max(valid, key=lambda cell: (len(cell.reconstructed), cell.adaptive), default=None)
-    if best is not None and best.reconstructed:
-        return [best]
-    return [cell for cell in valid if panel.works(panel.positive_control(cell) or cell)]
+    leaking = [cell for cell in valid if panel.level(cell) == "reconstructed"]
+    if leaking:
+        return [max(leaking, key=lambda cell: (len(cell.reconstructed), cell.adaptive))]
+    return [cell for cell in valid if cell.reconstructed or panel.works(panel.positive_control(cell) or cell)]

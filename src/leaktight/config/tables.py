@@ -64,7 +64,7 @@ batch_size = 1
 init = "default"
 activation = "relu"
 [production.local]
-samples = 64
+samples = 32
 learning_rate = 0.05
 schedule = {kind = "constant"}
 [production.federation]
@@ -73,7 +73,7 @@ rounds = 13
 kind = "none"
 [production.attack]
 kind = "agic"
-iterations = 120
+iterations = 240
 learning_rate = 0.1
 onednn = true
 """
@@ -91,11 +91,11 @@ kind = "csdlg"
 iterations = 8
 [[attack]]
 kind = "dlg"
-iterations = 15
+iterations = 12
 restarts = 1
 [[attack]]
 kind = "inverting_gradients"
-iterations = 400
+iterations = 300
 learning_rate = 0.1
 """
 )
