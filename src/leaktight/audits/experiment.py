@@ -216,8 +216,9 @@ class TrialRunner:
         attack, victim = spec.attack.value, self.experiment.victim(spec.trial)
         if not isinstance(attack, ActiveAttack):
             watched, seconds = self._watch(spec, federation, state)
-            settings, seen = self.experiment.settings, [observe(each) for each in watched]
-            return Played(watched, counted_rounds(settings, watched), handed(settings, attack, seen), seconds)
+            settings = self.experiment.settings
+            given = handed(settings, attack, [observe(each) for each in watched])
+            return Played(watched, counted_rounds(settings, watched), given, seconds)
         if self.experiment.threat.server != "malicious":
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
