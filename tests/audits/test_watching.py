@@ -76,7 +76,7 @@ def test_an_attack_that_joins_rounds_sees_all_of_them_and_is_one_trial(tmp_path:
     (seen,) = calls
     assert [each.broadcast.round for each in seen] == [0, 1, 2]
     assert not torch.equal(params(seen[0]), params(seen[1])), "the model moves on between two rounds"
-    assert all(torch.equal(each.labels, seen[0].labels) for each in seen if each.labels is not None), "same examples"
+    assert len({str(each.labels) for each in seen}) == 1, "same examples"
     assert trial.ledger.queries == 3
     assert trial.ledger.stage == "untrained"
     assert len(trial.scores["psnr"] or ()) == 1, "the same example counts once"
