@@ -222,14 +222,9 @@ class TrialRunner:
         attack, victim = spec.attack.value, self.experiment.victim(spec.trial)
         if not isinstance(attack, ActiveAttack):
             watched, seconds = self._watch(spec, federation, state)
-<<<<<<< HEAD
-            settings, given = self.experiment.settings, [observe(each) for each in watched]
-            return Played(watched, counted_rounds(settings, watched), handed(settings, attack, given), seconds)
-=======
             settings = self.experiment.settings
             given = handed(settings, attack, [observe(each) for each in watched])
             return Played(watched, counted_rounds(settings, watched), given, seconds)
->>>>>>> b0a4fa3ee77d3ff62b060d3ece73a1d8e2d33d31
         if self.experiment.threat.server != "malicious":
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
