@@ -22,7 +22,7 @@ def test_the_five_sentences_say_what_leaks_to_whom_how_sure_what_helps_and_what_
     assert found.to_whom.startswith("A server that follows the protocol")
     assert "none of 20 victims, so fewer than 14 %" in found.how_sure
     assert found.helps == "Nothing was found behind: noise."
-    assert found.costs.startswith("Time of a client's round: noise x 2.0. Accuracy was not measured")
+    assert found.costs.startswith("Time of a client's round: x 2.0 with noise. Accuracy was not measured")
 
 
 def test_a_defense_that_fails_to_who_knows_it_does_not_help() -> None:

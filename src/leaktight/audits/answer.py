@@ -79,8 +79,8 @@ def _lead_words(lead: Verdict) -> str:
         return f"{lead.because[:1].upper()}{lead.because[1:]}"
     low, high = rate_interval(attack.reconstructed, attack.victims)
     return (
-        f"{attack.reconstructed} of {attack.victims} victims: with 95 % confidence {100 * low:.0f} to {100 * high:.0f} % "
-        "of all. A reconstruction is much closer to its image than any guess without the update."
+        f"{attack.reconstructed} of {attack.victims} victims: with 95 % confidence {100 * low:.0f} to "
+        f"{100 * high:.0f} % of all. A reconstruction is much closer to its image than any guess without the update."
     )
 
 
@@ -116,8 +116,12 @@ def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Trade
         return _weighed(tradeoff)
     base = _seconds(UNDEFENDED, cells)
     times = {defense: _seconds(defense, cells) for defense in defenses}
-    known = [f"{name} {_ratio(own / base)}" for name, own in times.items() if own and base]
-    time = f"Time of a client's round: {listed(known)}. " if known else ""
+    ratios: dict[str, list[str]] = {}
+    for name, own in times.items():
+        if own and base:
+            ratios.setdefault(_ratio(own / base), []).append(name)
+    known = "; ".join(f"{ratio} with {listed(names)}" for ratio, names in ratios.items())
+    time = f"Time of a client's round: {known}. " if known else ""
     return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
 
 
