@@ -54,6 +54,16 @@ def test_the_top_answers_in_five_sentences(page: Page) -> None:
     assert "earlier version" not in top
 
 
+def test_only_the_first_sentence_of_what_leaks_is_the_headline(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run").add_all()
+    content = made.content()
+    content["answer"]["leaks"] = "Images leak at 0.9 SSIM. Real training leaks less. Or not."
+    (made.path / "summary.json").write_text(json.dumps(content))
+    page = Page(write_report(made.path).read_text())
+    assert page.text("h1") == "Images leak at 0.9 SSIM."
+    assert "What leaks Images leak at 0.9 SSIM. Real training leaks less. Or not. To whom" in page.text("header")
+
+
 def test_an_older_file_has_its_own_words_and_says_whose_rules_they_are(tmp_path: Path) -> None:
     made = MadeRun(tmp_path / "run").add_all()
     content = made.content() | {"schema_version": 1}
