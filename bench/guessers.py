@@ -26,6 +26,8 @@ class Blind(Attack):
     picture: the mean of the public images of the class, a random one, an average of three, noise, the one that is
     closest to that mean, or the one that is farthest from it. labels: those given; random ones; each class equally
     often; all the class that is most frequent in public data.
+
+    What it draws differs between updates, so that its guesses at one victim under two defenses differ.
     """
 
     picture: Picture
@@ -40,7 +42,7 @@ class Blind(Attack):
         return "given" if self.labels == "given" else "inferred"
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
-        one, generator = seen[-1], rng.child("blind").public()
+        one, generator = seen[-1], _stream(seen[-1], rng)
         public = one.public_data
         assert public is not None
         labels = self._labels(one, public, generator)
@@ -91,8 +93,13 @@ class NoisyInversion(LinearInversion):
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         found = super().reconstruct(seen, rng=rng)
-        digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in seen[-1].update.tensors.values()))
-        generator = rng.child("noise", digest.hexdigest()).public()
+        generator = _stream(seen[-1], rng)
         exact = found.guess.inputs
         noise = torch.randn(exact.shape, generator=generator, dtype=exact.dtype)
         return replace(found, guess=replace(found.guess, inputs=exact + self.noise * noise))
+
+
+def _stream(seen: Observation, rng: Rng) -> torch.Generator:
+    """A random stream that is another one for any other update, and says nothing about it."""
+    digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in seen.update.tensors.values()))
+    return rng.child("guess", digest.hexdigest()).public()

@@ -24,7 +24,7 @@ def test_without_a_config_three_attacks_meet_three_defenses() -> None:
     assert [each.name for each in experiment.defenses] == ["none", "outpost", "compression", "noise"]
     roles = [(each.name, each.role) for each in experiment.attacks if not each.adaptive]
     assert [name for name, role in roles if role == "attack"] == ["csdlg", "dlg", "inverting_gradients"]
-    assert [name for name, role in roles if role == "control"] == ["prior_only", "mean_image"]
+    assert [name for name, role in roles if role == "control"] == ["prior_only", "mean_image", "public_image"]
     knowing = [(each.name, each.against) for each in experiment.attacks if each.adaptive]
     assert knowing == [("csdlg", "outpost"), ("csdlg", "compression"), ("csdlg", "noise")]
     assert not experiment.trains

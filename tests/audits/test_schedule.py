@@ -190,7 +190,7 @@ def test_nothing_found_in_production_needs_the_attack_on_diagnostic_updates(tmp_
         f"{track}none.{name}"
         for track, names in (
             ("", ("agic", "mean_image")),
-            ("production.", ("agic", "prior_only", "mean_image")),
+            ("production.", ("agic", "prior_only", "mean_image", "public_image")),
         )
         for name in names
     }

@@ -22,12 +22,12 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20
 EXACT = (30.0, 10.0)
 """PSNR of an exact example, and its smallest distance above the controls and decoys."""
 RANGES: Mapping[str, tuple[float, float]] = {
-    "ssim": (0.0, 1.0),
+    "ssim": (-0.1, 1.0),
     "psnr": (0.0, 100.0),
     "mse": (0.0, 1.0),
     "label_accuracy": (0.0, 1.0),
 }
-"""The range of a victim's mean score. SSIM can be as low as -1, but is hardly below 0 for any guess; see `interval`."""
+"""The range of a victim's mean score. SSIM can be as low as -1, but guesses do not get there; see `interval`."""
 
 LEAKED_IF = (
     "if for one of its examples SSIM is at least {:g} and at least {:g} above the best guess without the update, "

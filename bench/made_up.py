@@ -1,0 +1,69 @@
+"""The judge alone, on made-up trials: ranks among decoys and chances of labels as a guess without the update has them.
+
+The strictest rule of looking is tried: an audit says more than nothing-found if it would at either look.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from leaktight.audits.cells import gather
+from leaktight.audits.statistics import rate_interval
+from leaktight.audits.verdict import Panel
+from leaktight.core.rng import Rng
+from leaktight.results.schema import SCHEMA_VERSION, UNDEFENDED, Rank, Threat, Trial
+
+AUDITS = 2000
+LOOKS = (5, 20)
+ATTACKS, DEFENSES = 3, 4
+DECOYS = 99
+SIMULATED = 999
+THREAT = Threat(server="curious", sees="client", knows=("batch_size",))
+
+
+def trial(attack: int, defense: int, number: int, generator: np.random.Generator) -> Trial:
+    """A finished trial of a guess that is poor, closest to a random candidate and right about labels by chance."""
+    return Trial(
+        schema_version=SCHEMA_VERSION,
+        id=f"{defense}.{attack}.{number}",
+        attack=f"attack {attack}",
+        role="attack",
+        defense=f"defense {defense}" if defense else UNDEFENDED,
+        adaptive=False,
+        searches=False,
+        trial=number,
+        round=0,
+        client=str(number),
+        seed=0,
+        threat=THREAT,
+        scores={"ssim": (0.2,), "psnr": (12.0,)},
+        rank=Rank(place=int(generator.integers(1, DECOYS + 2)), decoys=DECOYS),
+        label_accuracy=0.1,
+        label_chance=float(generator.integers(1, SIMULATED + 2)) / (SIMULATED + 1),
+        seconds=0.0,
+    )
+
+
+def says_more(trials: list[Trial]) -> bool:
+    panel = Panel(gather(trials), 0.15, len(LOOKS))
+    return any(panel.level(cell) is not None for cell in panel.attacks)
+
+
+def main() -> None:
+    at_look = [0] * len(LOOKS)
+    at_any = 0
+    for number in range(AUDITS):
+        generator = Rng(number).child("made up").public_numpy()
+        trials = [
+            trial(attack, defense, victim, generator)
+            for attack in range(ATTACKS)
+            for defense in range(DEFENSES)
+            for victim in range(max(LOOKS))
+        ]
+        said = [says_more([each for each in trials if each.trial < victims]) for victims in LOOKS]
+        at_look = [count + more for count, more in zip(at_look, said, strict=True)]
+        at_any += any(said)
+    print("| look | audits | say more than nothing-found | 95 % interval |\n|---|---|---|---|")
+    for name, count in zip(("5 victims", "20 victims", "either"), [*at_look, at_any], strict=True):
+        low, high = rate_interval(count, AUDITS)
+        print(f"| {name} | {AUDITS} | {count} | {100 * low:.1f} to {100 * high:.1f} % |")
