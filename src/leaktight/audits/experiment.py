@@ -35,7 +35,7 @@ from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of, unpack
 from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, RoundTrace
 from leaktight.engines import inprocess
-from leaktight.fl.federation import Federation, FederationState
+from leaktight.fl.federation import Federation, FederationState, Share
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics, metric_spec
 from leaktight.results.schema import SCHEMA_VERSION, Pictures, Rank, TrialHead, TrialOutcome
@@ -102,15 +102,21 @@ class TrialRunner:
     @cached_property
     def decoys(self) -> DecoyPool:
         federation = self.experiment.federation
-        held = torch.cat([torch.arange(share.start, share.validation) for share in federation.shares.values()])
+        held = torch.cat([torch.arange(share.start, share.validation) for share in self._shares])
         examples = federation.examples if len(held) == len(federation.examples) else federation.examples.take(held)
         return DecoyPool(examples, federation.dataset.task.one_class)
 
     @cached_property
     def labels(self) -> LabelDraws:
-        federation = self.experiment.federation
-        targets = federation.examples.targets
-        return LabelDraws.of([targets[share.start : share.validation] for share in federation.shares.values()])
+        targets = self.experiment.federation.examples.targets
+        return LabelDraws.of([targets[share.start : share.validation] for share in self._shares])
+
+    @property
+    def _shares(self) -> list[Share]:
+        """The examples of the clients that may be the victim: a blind guess may suit one client better than others."""
+        federation, chosen = self.experiment.federation, self.experiment.settings.targets
+        names = chosen if chosen and self.experiment.threat.sees == "client" else federation.shares
+        return [federation.shares[name] for name in dict.fromkeys(names)]
 
     def __call__(self, job: str, tell: Tell[object]) -> Finished:
         """Run the trial with the id `job`."""
