@@ -47,7 +47,7 @@ class Scene:
             )
             if sent is None:
                 members = self.names[:1] if self.threat.sees == "client" else sorted(traces[-1].clients)
-                return truth_of(traces[-1], members), seen
+                return truth_of(traces[-1:], members), seen
             federation, before = tampered(self.federation, replace(state, server=asked), sent)
             played: list[RoundTrace] = []
             state = run(federation, before, workers=1, until=len(seen) + 1, record=played.append, score=False)

@@ -13,7 +13,7 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor
 
-from leaktight.attacks.controls import MeanImage
+from leaktight.attacks.controls import MeanImage, PriorOnly, PublicImage
 from leaktight.attacks.labels.rules import Geng
 from leaktight.attacks.retrieval import NearestPublicImage
 from leaktight.core.errors import NotDisclosedError, UsageError
@@ -56,7 +56,8 @@ def test_mean_image_of_public_data_and_known_labels(digits: Dataset) -> None:
     seen = observation(digits, public_data=public, labels=torch.tensor([1, 1, 4]))
     calls: list[tuple[int, float, Tensor | None]] = []
     found = MeanImage().reconstruct([seen], rng=replayed(0), progress=lambda *call: calls.append(call))
-    torch.testing.assert_close(found.guess.inputs, public.inputs.mean(0).expand(3, -1, -1, -1))
+    means = [public.inputs[public.targets == label].mean(0) for label in (1, 1, 4)]
+    torch.testing.assert_close(found.guess.inputs, torch.stack(means))
     assert found.guess.targets.tolist() == [1, 1, 4]
     assert len(calls) == 1
 
@@ -67,6 +68,57 @@ def test_mean_image_does_not_look_at_the_update(digits: Dataset) -> None:
     one, two = (MeanImage().reconstruct([each], rng=replayed(5)) for each in (seen, other))
     assert torch.equal(one.guess.inputs, two.guess.inputs)
     assert torch.equal(one.guess.targets, two.guess.targets)
+
+
+def test_mean_image_of_all_where_the_class_is_unknown_or_absent(digits: Dataset) -> None:
+    public = draw(digits, 50, 7)
+    everything = public.inputs.mean(0)
+    unknown = MeanImage().reconstruct([observation(digits, public_data=public)], rng=replayed(0))
+    torch.testing.assert_close(unknown.guess.inputs, everything.expand(3, -1, -1, -1))
+    lacking = Batch(public.inputs, torch.full_like(public.targets, 3))
+    absent = observation(digits, public_data=lacking, labels=torch.tensor([3, 4, 5]))
+    torch.testing.assert_close(
+        MeanImage().reconstruct([absent], rng=replayed(0)).guess.inputs, everything.expand(3, -1, -1, -1)
+    )
+
+
+def test_one_image_for_each_disclosed_label_where_the_number_is_not(digits: Dataset) -> None:
+    seen = observation(digits, public_data=draw(digits, 50, 7), labels=torch.tensor([1, 4]), batch_size=None)
+    for control in (MeanImage(), PublicImage()):
+        assert control.reconstruct([seen], rng=replayed(0)).guess.targets.tolist() == [1, 4]
+
+
+def test_public_image_draws_images_of_the_class(digits: Dataset) -> None:
+    public = draw(digits, 80, 7)
+    seen = observation(digits, public_data=public, labels=torch.tensor([1, 1, 4]))
+    drawn = [PublicImage().reconstruct([seen], rng=replayed(seed)).guess for seed in (0, 0, 1)]
+    for guess in drawn:
+        assert guess.targets.tolist() == [1, 1, 4]
+        for image, label in zip(guess.inputs, (1, 1, 4), strict=True):
+            assert label in public.targets[(public.inputs == image).flatten(1).all(1)].tolist()
+    assert torch.equal(drawn[0].inputs, drawn[1].inputs)
+    assert not torch.equal(drawn[0].inputs, drawn[2].inputs)
+    with pytest.raises(NotDisclosedError, match="public_data"):
+        PublicImage().reconstruct([observation(digits)], rng=replayed(0))
+    with pytest.raises(ValueError, match="draws"):
+        PublicImage(draws=0)
+
+
+def test_prior_only_takes_the_labels_it_is_told_and_reads_none(digits: Dataset) -> None:
+    quick = PriorOnly(iterations=1, backend="eager", onednn=False)
+    told = quick.reconstruct([observation(digits, labels=torch.tensor([1, 1, 4]))], rng=replayed(0))
+    assert told.guess.targets.tolist() == [1, 1, 4]
+    seen = observation(digits)
+    nothing = replace(seen.update, tensors={name: torch.zeros_like(each) for name, each in seen.update.tensors.items()})
+    answers = [quick.reconstruct([each], rng=replayed(0)).guess for each in (seen, replace(seen, update=nothing))]
+    assert torch.equal(answers[0].targets, answers[1].targets)
+    assert torch.equal(answers[0].inputs, answers[1].inputs)
+    with pytest.raises(ValueError, match="reads labels from the update"):
+        PriorOnly(labels=Geng())
+
+
+def test_controls_and_retrieval_minimise_nothing() -> None:
+    assert not any(attack.searches for attack in (MeanImage(), PublicImage(), PriorOnly(), NearestPublicImage()))
 
 
 def test_blind_labels_are_at_chance_and_words_are_empty(digits: Dataset) -> None:

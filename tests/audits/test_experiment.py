@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.audits.scenes import small_experiment
+from torch import nn
 
 from leaktight.attacks.controls import MeanImage
 from leaktight.attacks.presets.csdlg import CsDlg
@@ -20,12 +22,12 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import AttackEntry, Experiment
-from leaktight.audits.trial import judge, picture_paths
-from leaktight.core.protocols import ActiveAttack, Attack, Defense, Progress
+from leaktight.audits.trial import best_of, digest_of, extractor, judge, picture_paths
+from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
 from leaktight.metrics import METRICS, Resources, build_metrics, psnr, ssim
-from leaktight.results.schema import Ledger, MetricNote, Pictures, Trial, TrialOutcome
+from leaktight.results.schema import Ledger, MetricNote, Pictures, Role, Trial, TrialOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_trai
     experiment = small_experiment(
         tmp_path, f"defense={{kind='{defense}'}}", "audit.attack_round=1", "model.init=default"
     )
-    states = prepare_states(experiment, tmp_path / "run", workers=1, after_round=lambda *_: None)
+    states = prepare_states(experiment, tmp_path / "run", workers=1, begin=lambda *_: None, after_round=lambda *_: None)
     line = first_trial(experiment, defense, "csdlg", states=states.packed, accuracy=states.accuracy)
     assert line.error is None
     assert line.update_changed is True
@@ -127,7 +129,8 @@ def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_trai
 
 
 def test_what_is_not_disclosed_is_a_failed_trial_with_its_reason(tmp_path: Path) -> None:
-    line = first_trial(small_experiment(tmp_path, "threat.knows=['batch_size', 'local_training']"))
+    told = "attack.0.labels={kind='given'}"
+    line = first_trial(small_experiment(tmp_path, "threat.knows=['batch_size', 'local_training']", told))
     assert line.status == "failed"
     assert "needs 'labels'" in (line.error or "")
     assert line.scores == {}
@@ -179,6 +182,156 @@ def test_a_guess_that_is_not_finite_scores_nothing() -> None:
     assert TrialOutcome(scores=judged.scores).scores["psnr"] == (None, 100.0), "matched to the second truth"
     assert judged.label_accuracy == 0.5
     assert Image.open(io.BytesIO(judged.guess)).size == (16, 8)
+
+
+@pytest.mark.parametrize("control", ["mean_image", "public_image", "prior_only"])
+def test_a_control_gives_the_same_guess_for_any_update(tmp_path: Path, control: str) -> None:
+    settings = (
+        "{kind='prior_only', iterations=2, backend='eager'}" if control == "prior_only" else f"{{kind='{control}'}}"
+    )
+    experiment = small_experiment(
+        tmp_path,
+        "threat.knows=['batch_size']",
+        f"attack=[{{kind='csdlg', iterations=1}}, {settings}]",
+        "audit.local={samples=3, batch_size=3}",
+        "defense={kind='noise', noise_std=3.0}",
+    )
+    runner = TrialRunner(experiment)
+    plain, noisy = (runner(f"{name}.{control}.t000.r000", print) for name in ("none", "noise"))
+    assert plain.trial.error is None
+    assert plain.trial.scores == noisy.trial.scores
+    assert list(plain.pictures.values()) == list(noisy.pictures.values())
+    assert noisy.trial.update_changed is True
+    assert plain.trial.threat.knows == ("batch_size", "labels", "public_data")
+    assert plain.trial.searches is False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(Attack):
+    """An attack that keeps what it was shown."""
+
+    kept: list[Observation]
+    finds: LabelSource = "not needed"
+
+    @property
+    def labels_from(self) -> LabelSource:
+        return self.finds
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        self.kept.append(seen[0])
+        guess = Batch(torch.full((2, *seen[0].inputs.shape), 0.5), torch.zeros(2, dtype=torch.long))
+        return Reconstruction(guess, 0.0)
+
+
+def shown_to(experiment: Experiment, *, role: Role = "attack", finds: LabelSource = "not needed") -> Observation:
+    kept: list[Observation] = []
+    line = first_trial(with_attack(experiment, Shown(kept=kept, finds=finds), role=role))
+    assert line.error is None
+    return kept[0]
+
+
+AVERAGED = "federation.aggregator={kind='fedavg', scheme='I'}"
+BATCH = "audit.local={samples=12, batch_size=12}"
+
+
+def test_a_control_is_shown_no_part_of_the_update(tmp_path: Path) -> None:
+    seen = shown_to(small_experiment(tmp_path, BATCH), role="control")
+    assert not any(bool(tensor.any()) for tensor in seen.update.tensors.values())
+    assert (seen.update.buffers, seen.update.num_examples, seen.update.metrics) == (None, None, {})
+
+
+@pytest.mark.parametrize("finds", ["inferred", "searched"])
+def test_who_finds_labels_is_not_told_them(tmp_path: Path, finds: LabelSource) -> None:
+    experiment = small_experiment(tmp_path, BATCH)
+    assert shown_to(experiment).labels is not None
+    assert shown_to(experiment, finds=finds).labels is None
+    line = first_trial(with_attack(experiment, Shown(kept=[], finds=finds)))
+    assert "labels" not in line.threat.knows
+    assert line.label_accuracy is not None
+    assert line.label_accuracy <= 2 / 12
+    assert line.label_chance is not None
+    assert line.label_chance > 0.01
+    assert 0 < (line.blind_labels or 0.0) <= 2 / 12
+
+
+def test_labels_that_were_given_are_not_scored(tmp_path: Path) -> None:
+    line = first_trial(small_experiment(tmp_path))
+    assert line.ledger.labels == "given"
+    assert (line.label_accuracy, line.label_chance, line.blind_labels) == (None, None, None)
+
+
+def test_labels_do_not_tell_how_many_examples_there_are(tmp_path: Path) -> None:
+    seen = shown_to(small_experiment(tmp_path, BATCH, "threat.knows=['labels']", AVERAGED))
+    assert seen.batch_size is None
+    assert seen.update.num_examples is None
+    assert seen.labels is not None
+    assert len(seen.labels.unique()) == len(seen.labels) < 12
+
+
+def test_the_training_loss_is_not_shown_unless_the_aggregator_needs_it(tmp_path: Path) -> None:
+    assert not shown_to(small_experiment(tmp_path, BATCH)).update.metrics
+    boosted = small_experiment(
+        tmp_path, BATCH, "federation.aggregator={kind='fedboosting'}", "partition.validation=0.2"
+    )
+    assert set(shown_to(boosted).update.metrics) == {"training_loss"}
+
+
+def test_features_of_the_attacked_model_are_compared(tmp_path: Path) -> None:
+    experiment = small_experiment(tmp_path, "audit.metrics=['mse_r']", "attack.0.iterations=8")
+    found, control = first_trial(experiment), first_trial(experiment, attack="mean_image")
+    assert found.score("mse_r") is not None
+    assert 0 <= (found.score("mse_r") or 0.0) < (control.score("mse_r") or 0.0)
+    precode = small_experiment(tmp_path, "audit.metrics=['mse_r']", "defense={kind='precode'}")
+    before = torch.get_rng_state()
+    assert first_trial(precode, "precode").score("mse_r") is not None
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_network_without_a_linear_layer_has_no_such_features() -> None:
+    assert extractor(nn.Conv2d(1, 1, 3), {}, {}) is None
+
+
+def test_victims_ranks_and_times_are_recorded(tmp_path: Path) -> None:
+    experiment = small_experiment(tmp_path, "attack.0.iterations=8")
+    runner = TrialRunner(experiment)
+    trials = {spec.id: runner(spec.id, print).trial for spec in experiment.trials}
+    one, noisy, other = (trials[f"{name}.r000"] for name in ("none.csdlg.t000", "noise.csdlg.t000", "none.csdlg.t001"))
+    assert one.examples == noisy.examples != other.examples
+    assert re.fullmatch("[0-9a-f]{16}", one.examples or "")
+    assert one.rank is not None
+    assert noisy.rank is not None
+    assert one.rank.place == 1
+    assert one.rank.decoys == noisy.rank.decoys > 50
+    assert set(one.decoy_scores) == {"psnr", "ssim"}
+    assert all((closest or 0.0) < (one.score("ssim") or 0.0) for closest in one.decoy_scores["ssim"])
+    assert one.client_seconds is not None
+    assert 0 < one.client_seconds < one.seconds
+    assert one.searches is True
+    assert trials["none.mean_image.t000.r000"].rank is None
+
+
+def test_the_examples_of_a_sum_are_all_compared_with_decoys(tmp_path: Path) -> None:
+    experiment = small_experiment(tmp_path, "threat.sees='aggregate'", BATCH)
+    line = first_trial(with_attack(experiment, Shown(kept=[], finds="inferred")))
+    assert line.error is None
+    assert line.rank is not None
+    assert len(line.decoy_scores["psnr"]) == 24
+    assert line.label_chance is not None
+
+
+def test_examples_are_known_in_any_order() -> None:
+    batch = Batch(torch.rand(3, 1, 4, 4), torch.tensor([0, 1, 2]))
+    turned = Batch(batch.inputs.flip(0), batch.targets.flip(0))
+    assert digest_of(batch) == digest_of(turned) != digest_of(Batch(batch.inputs, batch.targets.flip(0)))
+
+
+def test_the_best_draw_of_a_control_counts_for_each_example() -> None:
+    metrics = build_metrics(["psnr", "mse"], Resources(root=Path()))
+    truth = Batch(torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]), torch.tensor([0, 1]))
+    guesses = [torch.stack([torch.full((1, 8, 8), each) for each in pair]) for pair in ((0.0, 0.6), (0.3, 1.0))]
+    best = best_of([judge(Batch(guess, truth.targets), truth, metrics) for guess in guesses])
+    assert best.scores["psnr"] == (100.0, 100.0)
+    assert best.scores["mse"] == (0.0, 0.0)
 
 
 def test_how_labels_are_known() -> None:

@@ -7,6 +7,10 @@ import pytest
 import torch
 from tests.audits.scenes import small_config, small_experiment
 
+from leaktight.attacks.labels.rules import Geng
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.audits.plan import Experiment, named
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.audit import build_experiment
@@ -105,5 +109,9 @@ def test_who_knows_what(tmp_path: Path) -> None:
     attack, control = experiment.attacks
     base = ThreatModel(knows=frozenset({Knowledge.LABELS}))
     assert attack.threat(base) == base
-    assert control.threat(base).knows == {Knowledge.LABELS, Knowledge.PUBLIC_DATA}
+    told = {Knowledge.LABELS, Knowledge.BATCH_SIZE, Knowledge.PUBLIC_DATA}
+    assert control.threat(base).knows == told
+    assert control.threat(ThreatModel(knows=frozenset())).knows == told, "labels, also where the attacker has none"
     assert replace(attack, against="noise").threat(base).knows == {Knowledge.LABELS, Knowledge.DEFENSE}
+    for finds_labels in (Dlg(), IdlgAttack(), CsDlg(labels=Geng())):
+        assert not replace(attack, value=finds_labels).threat(base).knows, "what it reads it has read"

@@ -49,7 +49,7 @@ def run(experiment: Experiment, folder: Path, watcher: Watcher | None = None, **
 
 
 def trials_of(folder: Path) -> dict[str, Trial]:
-    return {name: changed(trial, seconds=0.0) for name, trial in read_trials(folder).items()}
+    return {name: changed(trial, seconds=0.0, client_seconds=0.0) for name, trial in read_trials(folder).items()}
 
 
 def recomputed(trials: Sequence[Trial], metric: str) -> float:

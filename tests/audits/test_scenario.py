@@ -24,7 +24,7 @@ def test_without_a_config_three_attacks_meet_three_defenses() -> None:
     assert [each.name for each in experiment.defenses] == ["none", "outpost", "compression", "noise"]
     roles = [(each.name, each.role) for each in experiment.attacks if not each.adaptive]
     assert [name for name, role in roles if role == "attack"] == ["csdlg", "dlg", "inverting_gradients"]
-    assert [name for name, role in roles if role == "control"] == ["prior_only", "mean_image"]
+    assert [name for name, role in roles if role == "control"] == ["prior_only", "mean_image", "public_image"]
     knowing = [(each.name, each.against) for each in experiment.attacks if each.adaptive]
     assert knowing == [("csdlg", "outpost"), ("csdlg", "compression"), ("csdlg", "noise")]
     assert not experiment.trains
@@ -104,7 +104,7 @@ def test_the_built_in_audit_has_a_production_track_of_ordinary_training() -> Non
     assert production.attacked == production.federation.trainer.local, "as training, not as [audit.local]"
     assert (production.init, config.production.model.mode) == ("default", "train")
     size = min(production.federation.sizes.values())
-    assert production.attacked.num_steps(size) > 10
+    assert production.attacked.num_steps(size) == 10
     assert experiment.federation.dataset is production.federation.dataset, "the data are loaded once"
     fact = production_fact(config.production, production)
     assert "weights: default, train mode" in fact
@@ -121,7 +121,7 @@ def test_what_a_caller_says_holds_for_both_tracks() -> None:
     other = built_in("model.activation=sigmoid", "local.learning_rate=0.3", "federation.rounds=5", "audit.trials=3")
     assert other.production is not None
     assert other.production.audit == AuditSettings(trials=3, attack_round=4, adapted=("csdlg",))
-    assert (other.production.local.learning_rate, other.production.local.samples) == (0.3, 64)
+    assert (other.production.local.learning_rate, other.production.local.samples) == (0.3, 32)
     assert other.production.model.init == "default"
     assert other.production.model.source == other.model.source
     own = built_in(local=LocalTraining(batch_size=7), scenario=OWN_SCENARIO).production

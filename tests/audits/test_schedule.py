@@ -190,7 +190,7 @@ def test_nothing_found_in_production_needs_the_attack_on_diagnostic_updates(tmp_
         f"{track}none.{name}"
         for track, names in (
             ("", ("agic", "mean_image")),
-            ("production.", ("agic", "prior_only", "mean_image")),
+            ("production.", ("agic", "prior_only", "mean_image", "public_image")),
         )
         for name in names
     }
@@ -225,8 +225,8 @@ def run(experiments: Sequence[Experiment], store: TrialStore, watcher: Watcher, 
     work = MadeUp(experiments, stops("noise"))
     needed = run_wanted(work, experiments, store, Inline(), watcher, clock or Clock())
     trials = [store.trials[name] for name in needed.ids if name in store.trials]
-    ended = "decided" if len(trials) == len(needed.ids) else "budget"
-    spending = Spending(trials=len(trials), planned=0, minutes=0.0, ended=ended)
+    cut = len(trials) < len(needed.ids)
+    spending = Spending(trials=len(trials), planned=0, minutes=0.0, ended="budget" if cut else "decided")
     states = [States() for _ in experiments]
     path = Path("run")
     return summarise(experiments, trials, states, weigh=False, spending=spending, run=path, command="", scenario={})

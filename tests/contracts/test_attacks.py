@@ -34,6 +34,7 @@ from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.retrieval import NearestPublicImage
+from leaktight.audits.plan import LABELS_FOUND
 from leaktight.config.catalogue import ATTACKS, MODELS
 from leaktight.core.errors import NotDisclosedError
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
@@ -102,6 +103,10 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "mean_image": (MeanImage(), smooth),
     "public_image": (PublicImage(), smooth),
     "nearest_public_image": (NearestPublicImage(), smooth),
+}
+CLOSED_FORMS = {
+    *("linear_inversion", "rgap", "robbing_the_fed", "nearest_public_image"),
+    *("prior_only", "mean_image", "public_image"),
 }
 every_attack = pytest.mark.parametrize("kind", CASES)
 
@@ -190,6 +195,8 @@ def test_a_fact_that_it_needs_and_is_not_told_raises(kind: str, fact: Knowledge)
 def test_what_an_audit_asks_of_it(kind: str) -> None:
     attack, seen = case(kind)
     assert attack.labels_from in typing.get_args(LabelSource)
+    assert attack.labels_from not in LABELS_FOUND or Knowledge.LABELS not in attack.requires
+    assert attack.searches == (kind not in CLOSED_FORMS)
     once = attack.pinned(onednn=False)
     assert type(once) is type(attack)
     assert once.pinned(onednn=True) == once, "what is fixed stays fixed"

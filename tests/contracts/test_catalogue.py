@@ -33,6 +33,7 @@ from leaktight.config.catalogue import (
 )
 from leaktight.config.names import ENTRIES
 from leaktight.core.protocols import Aggregator, Attack, Defense
+from leaktight.core.threat_presets import PRESETS
 from leaktight.core.training import Schedule
 from leaktight.crypto.cipher import Cipher
 from leaktight.data.dataset import DatasetSource
@@ -125,6 +126,12 @@ def test_every_entry_says_in_one_line_what_it_is(kind: str) -> None:
 def test_metrics_are_listed_as_they_are() -> None:
     assert {name: entry.description for name, entry in ENTRIES["metrics"].items()} == {
         name: metric.description for name, metric in METRICS.items()
+    }
+
+
+def test_threat_models_are_listed_as_they_are() -> None:
+    assert {name: entry.description for name, entry in ENTRIES["threats"].items()} == {
+        name: preset.sentence for name, preset in PRESETS.items()
     }
 
 

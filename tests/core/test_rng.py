@@ -56,6 +56,17 @@ def test_a_detached_tree_has_no_secrets_and_hides_its_key() -> None:
     assert place.detached().public().initial_seed() != place.public().initial_seed()
 
 
+def test_a_detached_tree_hides_the_seed_where_there_is_a_key() -> None:
+    place = Rng(7, key=b"key " * 8).child("attack")
+    assert place.detached() == Rng(8, key=place.key).child("attack").detached(), "it does not depend on the seed"
+    assert place.detached() != place.keyed(b"KEY " * 8).detached()
+    assert place.detached() != Rng(7).child("attack").detached()
+    assert place.detached().path == ()
+    assert place.detached().key is None
+    assert place.detached().seed not in (place.seed, place.entropy())
+    assert Rng(7).child("attack").detached() == Rng(7).child("attack").detached()
+
+
 def test_global_seed_restores_the_generator() -> None:
     before = torch.get_rng_state()
     with global_seed(Rng(1)):

@@ -57,7 +57,7 @@ def trials(run: Path) -> dict[str, dict[str, Any]]:
     """All lines by id, without the time they took."""
     lines = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     assert len({line["id"] for line in lines}) == len(lines), "no trial twice"
-    return {line["id"]: {key: value for key, value in line.items() if key != "seconds"} for line in lines}
+    return {line["id"]: {key: value for key, value in line.items() if "seconds" not in key} for line in lines}
 
 
 def wait_for_lines(run: Path, number: int, process: subprocess.Popen[str]) -> None:

@@ -10,14 +10,15 @@ import pytest
 from tests.audits.scenes import SMALL
 from tests.here import Here
 
-MISSING_DEFENSE = SMALL.replace('kind = "noise"', 'kind = "noise"\nnoise_std = 1e-9')
-"""A defense in name only: its updates are as easy to attack as undefended ones."""
+SEEDED = f'secret_seed = "{"ab" * 32}"\n{SMALL}'
+WEAK, STRONG = (SEEDED.replace('kind = "noise"', f'kind = "noise"\nnoise_std = {std}') for std in (1e-9, 10.0))
+"""A defense in name only, and one that leaves nothing to be found."""
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    (tmp_path / "small.toml").write_text(SMALL)
-    (tmp_path / "weak.toml").write_text(MISSING_DEFENSE)
+    (tmp_path / "weak.toml").write_text(WEAK)
+    (tmp_path / "strong.toml").write_text(STRONG)
     return Here(tmp_path, monkeypatch, capsys)
 
 
@@ -46,11 +47,11 @@ def test_a_leak_behind_a_defense_is_exit_code_3_after_everything_is_written(here
 
 
 def test_a_run_that_cannot_conclude_neither_passes_nor_fails(here: Here, tmp_path: Path) -> None:
-    code, _, err = audit(here, "small.toml", "--fail-on", "reconstructed")
+    code, _, err = audit(here, "strong.toml", "--fail-on", "reconstructed")
     assert code == 1
     assert "--fail-on reconstructed can be neither passed nor failed: noise (diagnostic): cannot conclude" in err
     assert Xml.parse(tmp_path / "run" / "junit.xml").getroot().get("errors") == "1"
-    assert audit(here, "small.toml", "--resume")[0] == 0, "without the gate it is a result like others"
+    assert audit(here, "strong.toml", "--resume")[0] == 0, "without the gate it is a result like others"
     lines = (tmp_path / "run" / "trials.jsonl").read_text()
     (tmp_path / "run" / "trials.jsonl").write_text(lines.replace('"status": "done"', '"status": "failed"', 1))
     assert here("verify", "run")[0] == 1
@@ -72,7 +73,7 @@ def test_a_run_that_cannot_conclude_neither_passes_nor_fails(here: Here, tmp_pat
 def test_a_gate_that_makes_no_sense_is_bad_usage_before_any_work(
     command: str, options: tuple[str, ...], told: str, here: Here, tmp_path: Path
 ) -> None:
-    code, out, err = here(command, "small.toml", "--workers", "0", *options)
+    code, out, err = here(command, "strong.toml", "--workers", "0", *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err
     assert not (tmp_path / "runs").exists()

@@ -61,6 +61,33 @@ def test_the_same_request_gives_the_same_bytes_and_another_round_others(model: n
     assert digest(first.trained.update.tensors) != digest(later.trained.update.tensors)
 
 
+def keeping(client: Client, *, redraw: bool) -> Client:
+    """The client with 5 of its examples in a round."""
+    local = LocalTraining(samples=5, batch_size=5, learning_rate=0.1, redraw=redraw)
+    trainer = replace(client.trainer, local=local)
+    return replace(client, setup=replace(client.setup, trainer=trainer))
+
+
+def test_examples_are_drawn_again_every_round_or_kept(model: nn.Module, examples: Examples) -> None:
+    drawn: dict[bool, list[torch.Tensor]] = {}
+    for redraw in (True, False):
+        client, state = keeping(make_client(model, examples), redraw=redraw), None
+        for number in range(3):
+            done = client.train_round(request(model, number), state)
+            state = done.state
+            drawn.setdefault(redraw, []).append(done.truth().examples.inputs)
+    again, kept = drawn[True], drawn[False]
+    assert all(torch.equal(kept[0], each) for each in kept)
+    assert not any(torch.equal(again[0], each) for each in again[1:])
+    assert torch.equal(again[0], kept[0]), "the first round is the same"
+
+
+def test_keeping_examples_changes_the_noise(model: nn.Module, examples: Examples) -> None:
+    """Otherwise two updates that differ in this setting alone would differ by their examples and no noise."""
+    client = make_client(model, examples)
+    assert keeping(client, redraw=True).brings != keeping(client, redraw=False).brings
+
+
 def test_messages_survive_the_wire(model: nn.Module, examples: Examples) -> None:
     client = make_client(model, examples)
     sent = decode(encode({"request": request(model)}))["request"]

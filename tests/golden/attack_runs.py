@@ -172,7 +172,7 @@ ATTACKS: Mapping[str, Run] = {
     ),
     "prior_only": searched("prior_only"),
     "mean_image": partial(curious, "mean_image"),
-    "public_image": partial(curious, "public_image"),
+    "public_image": partial(curious, "public_image", on=changed),
     "nearest_public_image": partial(curious, "nearest_public_image"),
 }
 

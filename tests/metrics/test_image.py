@@ -17,6 +17,7 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 from leaktight.core.errors import UsageError
 from leaktight.metrics import mse, psnr, ssim
+from leaktight.metrics.windows import Windows
 
 FUNCTIONS = [mse, psnr, ssim]
 
@@ -162,3 +163,19 @@ def test_wrong_inputs_are_named(guess: Tensor, truth: Tensor, words: str) -> Non
 def test_ssim_refuses_images_without_a_window() -> None:
     with pytest.raises(UsageError, match="at least 3 x 3"):
         ssim(torch.zeros(1, 1, 2, 9), torch.zeros(1, 1, 2, 9))
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 28, 28), (3, 3, 17, 32), (2, 1, 8, 8), (2, 1, 3, 5)])
+def test_windows_that_are_summed_up_once_give_the_same_ssim(shape: tuple[int, ...]) -> None:
+    guess, truth = noisy_pair(*shape)
+    guess[-1] = truth[-1]
+    found = Windows.of(guess).ssim(Windows.of(truth))
+    assert found.tolist() == pytest.approx(ssim(guess, truth).tolist(), abs=1e-4)
+    places = torch.tensor([1, 0, 1])
+    pairs = Windows.of(guess).take(places).ssim(Windows.of(truth).take(places.flip(0)))
+    assert pairs.tolist() == pytest.approx(ssim(guess[places], truth[places.flip(0)]).tolist(), abs=1e-4)
+
+
+def test_windows_need_three_pixels() -> None:
+    with pytest.raises(UsageError, match="at least 3 x 3 pixels"):
+        Windows.of(torch.rand(1, 1, 2, 5))

@@ -270,7 +270,7 @@ def cell(trials: Sequence[Trial]) -> Cell:
     leaked = sum((trial.score("ssim") or 0.0) >= LEAKED for trial in valid)
     found: dict[str, Score | None] = {"lpips_alex": None, "label_accuracy": None}
     for metric in ("psnr", "mse", "ssim"):
-        values = [trial.score(metric) or 0.0 for trial in done]
+        values = [trial.score(metric) or 0.0 for trial in valid]
         spread = 1.96 * float(np.std(values)) / math.sqrt(len(values))
         mean = float(np.mean(values))
         worst = min(values) if metric == "mse" else max(values)

@@ -9,13 +9,14 @@ from xml.etree import ElementTree as Xml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.results.made import THREAT, changed, made_cell, made_summary
+from tests.results.made import KNOWING, THREAT, changed, made_cell, made_summary
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
 from leaktight.report.decision import write_decision
 from leaktight.report.gate import check_gate, parse_gate
 from leaktight.report.junit import to_junit
 from leaktight.report.sarif import to_sarif
+from leaktight.report.verdicts import Place
 from leaktight.results.schema import (
     WORDS,
     AttackerVerdict,
@@ -116,6 +117,11 @@ def test_the_message_names_defense_track_level_and_attack() -> None:
     )
 
 
+def test_the_message_says_whether_the_attacker_knows_the_defense() -> None:
+    with pytest.raises(LeakFoundError, match=r"noise .*: identified by csdlg with knowledge of the defense; see"):
+        check_gate(judged(verdict("noise", "identified", threat=KNOWING)), "identified")
+
+
 def test_a_defense_without_a_verdict_passes_no_gate() -> None:
     cells = (made_cell(), made_cell(defense="noise"))
     bare = made_summary(*cells, verdicts=(verdict("none", "nothing-found"),))
@@ -124,8 +130,22 @@ def test_a_defense_without_a_verdict_passes_no_gate() -> None:
     failed = judged(verdict("none", "nothing-found"), training_failed={"lrp": "it\ndiverged"})
     with pytest.raises(LeaktightError, match=r"lrp .*: no verdict, training failed: it diverged"):
         check_gate(failed, "labels")
+    production = judged(verdict("noise", "nothing-found", "production"), training_failed={"noise (production)": "why"})
+    assert outcome(production, "labels") == 0, "the verdict counts"
     with pytest.raises(LeaktightError, match="the run has no verdict"):
         check_gate(made_summary(), "labels")
+
+
+def test_a_defense_that_the_budget_left_out_passes_no_gate() -> None:
+    planned = [Place("diagnostic", name) for name in ("none", "noise", "lrp")]
+    partly = judged(verdict("none", "reconstructed"), verdict("noise", "nothing-found"))
+    assert outcome(partly, "labels") == 0
+    with pytest.raises(LeaktightError, match=r"neither passed nor failed: lrp \(diagnostic\): no verdict"):
+        check_gate(partly, "labels", planned)
+    bare = judged(verdict("none", "reconstructed"))
+    with pytest.raises(LeaktightError, match="neither passed nor failed") as caught:
+        check_gate(bare, "labels", planned)
+    assert not isinstance(caught.value, LeakFoundError), "the undefended update does not count here"
 
 
 def test_a_crash_of_an_attack_that_works_passes_no_gate_behind_a_milder_leak() -> None:
@@ -135,10 +155,25 @@ def test_a_crash_of_an_attack_that_works_passes_no_gate_behind_a_milder_leak() -
     assert outcome(weak, "identified") == 0, "dlg finds nothing without a defense, either"
     works = (attacker("csdlg", "reconstructed"), attacker("dlg", "identified"))
     strong = judged(verdict("none", "reconstructed", attackers=works), mild)
-    with pytest.raises(LeaktightError, match="cannot conclude about dlg, dlg has no valid trial") as caught:
+    with pytest.raises(LeaktightError, match="labels read by csdlg, but dlg cannot be judged, dlg has no") as caught:
         check_gate(strong, "identified")
     assert not isinstance(caught.value, LeakFoundError)
     assert outcome(strong, "labels") == 3
+
+
+def test_a_milder_leak_on_few_victims_does_not_exclude_a_worse_one() -> None:
+    for victims, code in ((18, 1), (19, 0)):
+        mild = judged(verdict("noise", "identified", victims=victims), confidence=0.15)
+        assert outcome(mild, "reconstructed") == code
+        assert outcome(mild, "identified") == 3
+    with pytest.raises(LeaktightError, match="identified by csdlg, but 5 victims are too few to exclude a worse leak"):
+        check_gate(judged(verdict("noise", "identified"), confidence=0.15), "reconstructed")
+
+
+def test_victims_that_seem_to_be_reconstructed_pass_no_gate_behind_a_milder_leak() -> None:
+    reader = attacker("csdlg", "labels-read", reconstructed=1)
+    with pytest.raises(LeaktightError, match="seems to reconstruct 1 of 5 victims, maybe by chance"):
+        check_gate(judged(verdict("noise", "labels-read", attackers=(reader,))), "identified")
 
 
 @pytest.mark.parametrize(

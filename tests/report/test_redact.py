@@ -38,7 +38,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
     content = made.content(tradeoff=True, over_time=True)
     content["scenario"] |= {"data": f"{ROOT}: 10 examples", "file": "Zephyr-weights.pt minus before.npz", "who": CLIENT}
     content["verdicts"][1]["because"] = f"every trial failed: {ERROR}"
-    content["verdicts"][2]["advice"] = f"Look at {CLIENT}, or at ~/private/notes and C:\\\\private\\\\notes."
+    places = ("~/private/notes", r"C:\private\notes", r"\\server\private\notes", "../private/notes", "(/private/notes)")
+    content["verdicts"][2]["advice"] = (
+        f"Look at {CLIENT}, or at {' and '.join(places)}, at 0.24 / 12.7 dB and/or 3 s/round."
+    )
     content["verdicts"][2]["attackers"][0]["because"] = f"{CLIENT} leaks most."
     content["answer"]["how_sure"] = f"See {made.path}."
     content["flags"][1]["detail"] = ERROR
@@ -95,6 +98,7 @@ def test_the_page_is_sound_and_keeps_the_findings(made: MadeRun, text: str) -> N
     assert page.text("h1") == run.summary.answer.leaks
     assert run.summary.verdicts[0].because in page.text("verdicts")
     assert "SSIM 1.00" in page.text("verdicts")
+    assert "at 0.24 / 12.7 dB and/or 3 s/round." in page.text("verdicts")
     assert "3 of 3 reconstructed" in page.text("matrix")
     assert "Redacted." in page.text("header")
     assert run.summary.digest is not None

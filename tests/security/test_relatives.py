@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -17,11 +18,12 @@ from tests.security.scan import ALIKE, Numbers
 from tests.security.scenes import Overheard, overhearing
 from torch import Tensor
 
-from leaktight.audits.experiment import TrialRunner
+from leaktight.audits.experiment import TrialRunner, judges_stream
 from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.core.protocols import Attack, Defense, Progress
 from leaktight.core.rng import NoSecretsError, Rng
-from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.core.types import Batch, Observation, Reconstruction, RoundTrace
+from leaktight.engines import inprocess
 from leaktight.fl.messages import Train
 
 KEY = hashlib.sha256(b"the run's key").digest()
@@ -149,13 +151,80 @@ def test_it_is_found_from_a_relative(audited: tuple[Experiment, Walker]) -> None
     assert walker.loot.best > ALIKE
 
 
-def test_the_small_seed_itself_is_found_and_does_not_help(audited: tuple[Experiment, Walker]) -> None:
-    """`detached` hides a place in the tree, not a seed that can be guessed: public draws stay public."""
+def test_not_even_the_small_seed_of_a_config_is_recognised(audited: tuple[Experiment, Walker]) -> None:
     experiment, walker = audited
+    assert experiment.seed < SMALL_SEEDS
     rng = next(each for each in walker.loot.given if isinstance(each, Rng))
-    assert {cousin.seed for cousin in walker._cousins(rng)} == {experiment.seed}
+    assert (rng.path, rng.key) == ((), None), "it has no parent"
+    assert not list(walker._cousins(rng))
+    without_key = Rng(experiment.seed).child("trial", 0, "attack", "walker").detached()
+    assert {cousin.seed for cousin in walker._cousins(without_key)} == {experiment.seed}
     with pytest.raises(NoSecretsError, match="secret key"):
         rng.child("client", "client-000").secret()
+
+
+@dataclass
+class Draws:
+    """What the judge and the victim drew in the first trial, by what can be rebuilt from an order of indices."""
+
+    experiment: Experiment
+    heard: Overheard
+
+    def rebuilt(self, starts: Iterable[Rng]) -> set[str]:
+        """What can be rebuilt by somebody who knows all code and all paths, from one of these places in the tree."""
+        runner = TrialRunner(self.experiment)
+        client = self.experiment.attacked_federation(Defense(), 0).client(self.experiment.victim(0))
+        truth = _truth_of(self.experiment)
+        first = Batch(truth.inputs[:1], truth.targets[:1])
+        pool = runner.decoys._places[int(first.targets)]
+        decoys = runner.decoys.draw(first, first.inputs, judges_stream(self.experiment.rng(0).child("decoys")))
+        assert decoys is not None
+        test = self.experiment.federation.dataset.test
+        found = set()
+        for start in starts:
+            for order in self._orders(start, [("public",)], len(test)):
+                if torch.equal(test.batch(order[:20]).inputs, runner.public_data.inputs[:20]):
+                    found.add("public data")
+            for order in self._orders(start, [("decoys",), ("trial", 0, "decoys")], len(pool)):
+                known = {each.numpy().tobytes() for each in runner.decoys.examples.inputs[pool[order[:20]]]}
+                if len(known & {each.tobytes() for each in decoys.inputs[:20].numpy()}) >= 18:
+                    found.add("decoys")
+            for order in self._orders(start, self._batch_paths(), len(client.train)):
+                if torch.equal(client.train.batch(order[: len(truth)]).inputs, truth.inputs):
+                    found.add("batch")
+        return found
+
+    def _batch_paths(self) -> list[tuple[int | str, ...]]:
+        drawn = {place.path for place in self.heard.places if "batches" in place.path}
+        return sorted({path[start:] for path in drawn for start in range(len(path) + 1)}, key=str)
+
+    @staticmethod
+    def _orders(start: Rng, paths: Iterable[tuple[int | str, ...]], count: int) -> Iterator[Tensor]:
+        """Every order that can be drawn at the end of one of the paths."""
+        for path in paths:
+            for place in _reached(start, path):
+                yield torch.randperm(count, generator=place.public())
+                yield torch.from_numpy(place.public_numpy().permutation(count))
+                with suppress(NoSecretsError):
+                    yield place.secret().permutation(count)
+                    yield torch.from_numpy(judges_stream(place).permutation(count))
+
+
+def _truth_of(experiment: Experiment) -> Batch:
+    traces: list[RoundTrace] = []
+    federation = experiment.attacked_federation(Defense(), 0)
+    inprocess.run(federation, workers=1, until=1, record=traces.append, score=False)
+    return traces[0].clients[experiment.victim(0)].truth.examples
+
+
+def test_batch_public_data_and_decoys_cannot_be_rebuilt(audited: tuple[Experiment, Walker]) -> None:
+    experiment, walker = audited
+    rng = next(each for each in walker.loot.given if isinstance(each, Rng))
+    draws = Draws(replace(experiment, attacked=replace(experiment.attacked, samples=4, batch_size=4)), walker.heard)
+    guessed = [Rng(seed) for seed in range(experiment.seed + 1)]
+    zero = Rng(experiment.seed, key=bytes(32))
+    assert not draws.rebuilt([rng, zero, *guessed])
+    assert draws.rebuilt([experiment.rng(0), Rng(experiment.seed, key=KEY)]) == {"public data", "decoys", "batch"}
 
 
 def test_no_key_can_be_reached_from_what_an_attack_is_given(audited: tuple[Experiment, Walker]) -> None:

@@ -82,6 +82,10 @@ class Knowing(Attack):
     def labels_from(self) -> LabelSource:
         return self.attack.labels_from
 
+    @property
+    def joins_rounds(self) -> bool:
+        return self.attack.joins_rounds
+
     def pinned(self, *, onednn: bool) -> Self:
         return replace(self, attack=self.attack.pinned(onednn=onednn))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import harmonic_mean
 from typing import ClassVar
 
 import torch
@@ -61,7 +62,9 @@ class KnowsNoise(Adaptation):
         if not std:
             return attack, shown
         contrast = self.contrast or usual_contrast(seen[0])
-        weight = prior_weight(shown[0], std * math.sqrt(len(shown) / len(seen)), contrast)
+        each_std = std * math.sqrt(len(shown) / len(seen))
+        # The harmonic mean belongs to the mean signal of all updates.
+        weight = harmonic_mean([prior_weight(each, each_std, contrast) for each in shown])
         smooth = attack.optimizer.smooth
         # Gaussian differences of variance 2 contrast^2 for the smooth form, which counts each twice.
         variation = TotalVariation(form="squared") if smooth else TotalVariation()

@@ -34,7 +34,8 @@ class Scenario(TypedDict, total=False):
 
     model: a network, or a kind ("resnet20", "package.module:function").
     data: images (N, C, H, W) in [0, 1] and labels (N,) as a pair of tensors, a `Dataset`, or a kind ("cifar10").
-    partition, local, federation, threat: tables of a config, or their settings objects.
+    partition, local, federation, threat: tables of a config, or their settings objects. A threat model may be a name
+    (`leaktight list threats`).
     defenses: objects or kinds; an audit tries each, training stacks them. attacks: objects or kinds.
     seed: of all randomness that is not secret. settings: overrides, "table.key=value". data_root: folder of data sets.
     """
@@ -44,7 +45,7 @@ class Scenario(TypedDict, total=False):
     partition: Scheme | Method
     local: LocalTraining | Table
     federation: Table
-    threat: ThreatModel | Table
+    threat: ThreatModel | Table | str
     defenses: Sequence[Defense | Method] | Defense | str
     attacks: Sequence[Attack | Method] | Attack | str
     seed: int
@@ -62,7 +63,7 @@ def configure(source: Source, options: Mapping[str, object], *, scenario: str = 
     options: the keywords of `Scenario`. scenario: TOML on top of the built-in scenario if `source` is None.
     """
     require_keywords(options, Scenario)
-    given = {name: _table(options[name]) for name in TABLES if name in options}
+    given = {name: _table(name, options[name]) for name in TABLES if name in options}
     defenses, attacks, settings = (as_list(options.get(name, [])) for name in ("defenses", "attacks", "settings"))
     if isinstance(source, Config):
         if given or settings:
@@ -90,10 +91,10 @@ def require_keywords(given: Iterable[str], known: type) -> None:
             raise UsageError(f"unknown keyword {name!r}; {suggestion(name, known.__annotations__)}")
 
 
-def _table(value: object) -> object:
-    """The value as a table or object: a string becomes a kind, tensors in memory a data set."""
+def _table(name: str, value: object) -> object:
+    """The value of a table as a table or object: a string becomes a kind or preset, tensors in memory a data set."""
     if isinstance(value, Dataset):
         return GivenDataset(value)
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, Tensor) for each in value):
         return GivenImages(images=value[0], labels=value[1])
-    return {"kind": value} if isinstance(value, str) else value
+    return {"preset" if name == "threat" else "kind": value} if isinstance(value, str) else value

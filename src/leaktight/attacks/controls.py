@@ -15,6 +15,7 @@ from torch import Tensor
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.matching.view import OneBatch
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import require_at_least
@@ -99,7 +100,10 @@ class KnownOrBlind(LabelStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class PriorOnly(Preset, Control):
-    """Negative control: a search by total variation alone, without the update."""
+    """Negative control: a search by total variation alone, without the update.
+
+    labels: None or `given`; `local` has no effect.
+    """
 
     iterations: int = 500
     learning_rate: float = 0.025
@@ -117,6 +121,7 @@ class PriorOnly(Preset, Control):
         return replace(
             self.shared(),
             objective=None,
+            matched=OneBatch(),  # never compared
             labels=self.labels or KnownOrBlind(),
             priors=((1.0, TotalVariation()),),
             optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay="steps"),

@@ -16,7 +16,8 @@ _GIVES: dict[Word, str] = {
     "nothing-found": "gave nothing away to these attacks",
     "cannot-conclude": "cannot be judged by this run",
 }
-_SAME_TIME = 0.1
+_SAME_TIME = 0.25
+"""Times of single rounds that differ by less than a quarter count as equal."""
 
 
 def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> Answer | None:

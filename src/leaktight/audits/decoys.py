@@ -73,10 +73,10 @@ class DecoyPool:
 
 class Identified(NamedTuple):
     """rank: of the victim among the decoys. decoy_scores: by metric, for each true example the best score of its
-    matched guess against the decoys at its position."""
+    matched guess against the decoys at its position; None if the guess is not finite."""
 
     rank: Rank
-    decoy_scores: dict[str, tuple[float, ...]]
+    decoy_scores: dict[str, tuple[float | None, ...]]
 
 
 def identify(guess: Tensor, truth: Tensor, decoys: Examples) -> Identified:
@@ -97,10 +97,8 @@ def identify(guess: Tensor, truth: Tensor, decoys: Examples) -> Identified:
     anew, kept = torch.cat(parts, 2).unflatten(2, (-1, number))
     sums = _rank_sums(torch.cat([anew.mean(2), anew.amax(2)]))
     place = 1 + int((sums[1:] <= sums[0]).sum())
-    closest = kept[:, 1:].amax(1)
-    closest[closest == _WORST] = torch.nan
-    by_metric = dict(zip(METRICS, map(tuple, closest.tolist()), strict=True))
-    return Identified(Rank(place=place, decoys=len(decoys) // number), by_metric)
+    closest = [tuple(None if best == _WORST else best for best in each) for each in kept[:, 1:].amax(1).tolist()]
+    return Identified(Rank(place=place, decoys=len(decoys) // number), dict(zip(METRICS, closest, strict=True)))
 
 
 def _matched(errors: Tensor, number: int) -> Tensor:

@@ -29,6 +29,7 @@ from leaktight.audits.trial import (
     threat_of,
     without_update,
 )
+from leaktight.audits.watching import counted_rounds, handed, reconstructed
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.protocols import ActiveAttack, Defense
 from leaktight.core.rng import Rng
@@ -45,13 +46,15 @@ PUBLIC_EXAMPLES = 512
 
 
 class Played(NamedTuple):
-    """The rounds of a trial, the last of which is attacked, and what the attacker saw of each.
+    """The rounds of a trial.
 
+    counted: those whose examples are the truth. given: what the attack has seen, one list for each guess.
     seconds: of the victim's last round, training and defense.
     """
 
     traces: list[RoundTrace]
-    seen: list[Observation]
+    counted: list[RoundTrace]
+    given: list[list[Observation]]
     seconds: float
 
 
@@ -59,7 +62,7 @@ class Chances(TypedDict, total=False):
     """Fields of `TrialOutcome` that compare a guess with guesses without the update."""
 
     rank: Rank
-    decoy_scores: dict[str, tuple[float, ...]]
+    decoy_scores: dict[str, tuple[float | None, ...]]
     label_accuracy: float
     label_chance: float
     blind_labels: float
@@ -100,23 +103,23 @@ class TrialRunner:
         return test.batch(place.secret().permutation(len(test))[:PUBLIC_EXAMPLES])
 
     @cached_property
+    def victims(self) -> list[Share]:
+        """The examples of the clients that may be a victim: the targets, who may differ from others, or all clients."""
+        shares, targets = self.experiment.federation.shares, self.experiment.settings.targets
+        alone = targets and self.experiment.threat.sees == "client"
+        return [shares[name] for name in dict.fromkeys(targets)] if alone else list(shares.values())
+
+    @cached_property
     def decoys(self) -> DecoyPool:
         federation = self.experiment.federation
-        held = torch.cat([torch.arange(share.start, share.validation) for share in self._shares])
+        held = torch.cat([torch.arange(share.start, share.validation) for share in self.victims])
         examples = federation.examples if len(held) == len(federation.examples) else federation.examples.take(held)
         return DecoyPool(examples, federation.dataset.task.one_class)
 
     @cached_property
     def labels(self) -> LabelDraws:
         targets = self.experiment.federation.examples.targets
-        return LabelDraws.of([targets[share.start : share.validation] for share in self._shares])
-
-    @property
-    def _shares(self) -> list[Share]:
-        """The examples of the clients that may be the victim: a blind guess may suit one client better than others."""
-        federation, chosen = self.experiment.federation, self.experiment.settings.targets
-        names = chosen if chosen and self.experiment.threat.sees == "client" else federation.shares
-        return [federation.shares[name] for name in dict.fromkeys(names)]
+        return LabelDraws.of([targets[share.start : share.validation] for share in self.victims])
 
     def __call__(self, job: str, tell: Tell[object]) -> Finished:
         """Run the trial with the id `job`."""
@@ -153,14 +156,14 @@ class TrialRunner:
         state = self._state(spec, federation)
         played = self._play(spec, federation, state, lambda trace: threat.observe(trace, victim))
         trace = played.traces[-1]
-        found = self._guesses(spec, played.seen)
+        found = self._guesses(spec, played.given)
         members = [victim] if threat.sees == "client" else sorted(trace.clients)
-        truth = truth_of(trace, members)
+        truth = truth_of(played.counted, members)
         metrics = self.metrics_on(federation.trainer.model, state.server.params, state.server.buffers)
         judged = best_of([judge(each.guess, truth, metrics) for each in found])
         true, guess = picture_paths(spec.id)
         outcome = TrialOutcome(
-            ledger=ledger_of(experiment, spec, trace, victim, threat, found[0], queries=len(played.seen)),
+            ledger=ledger_of(experiment, spec, trace, victim, threat, found[0], played.given),
             examples=digest_of(truth),
             guesses=judged.guesses,
             scores=judged.scores,
@@ -170,39 +173,39 @@ class TrialRunner:
             update_changed=self._changed(spec, federation, trace, victim),
             client_seconds=played.seconds,
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
-            **self._against_chance(spec, played.traces, members, judged),
+            **self._against_chance(spec, played, members, judged),
         )
         return outcome, {true: judged.truth, guess: judged.guess}
 
-    def _guesses(self, spec: TrialSpec, seen: Sequence[Observation]) -> list[Reconstruction]:
+    def _guesses(self, spec: TrialSpec, given: Sequence[Sequence[Observation]]) -> list[Reconstruction]:
         """The guess of an attack; those of a control, which sees no update and may be asked several times."""
         attack = spec.attack.value
         rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
         if spec.attack.role == "attack":
-            return [attack.reconstruct(seen, rng=rng)]
-        blind = [without_update(each) for each in seen]
+            return [reconstructed(attack, given, rng=rng)]
+        blind = [[without_update(each) for each in seen] for seen in given]
         draws = attack.draws if isinstance(attack, Control) else 1
-        return [attack.reconstruct(blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)]
+        return [
+            reconstructed(attack, blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)
+        ]
 
-    def _against_chance(
-        self, spec: TrialSpec, traces: Sequence[RoundTrace], members: Sequence[str], judged: Judged
-    ) -> Chances:
+    def _against_chance(self, spec: TrialSpec, played: Played, members: Sequence[str], judged: Judged) -> Chances:
         """What an attack's guess has of the victim, beyond what a guess without the update would have.
 
         Decoys and simulated labels depend on the trial's number alone, and come from a stream that no attack sees.
         """
         if spec.attack.role == "control":
             return {}
-        truth, place = truth_of(traces[-1], members), self.experiment.rng(spec.trial)
-        behind = torch.cat([truth_of(trace, members).inputs for trace in traces])
-        decoys = self.decoys.draw(truth, behind, _generator(place.child("decoys")))
+        truth, place = truth_of(played.counted, members), self.experiment.rng(spec.trial)
+        behind = truth_of(played.traces, members).inputs
+        decoys = self.decoys.draw(truth, behind, judges_stream(place.child("decoys")))
         chances = Chances()
         if decoys is not None:
             chances["rank"], chances["decoy_scores"] = identify(judged.scored.inputs, truth.inputs, decoys)
         if spec.attack.value.labels_from in LABELS_FOUND:
-            sizes = [len(traces[-1].clients[name].truth.examples) for name in members]
+            sizes = [len(truth_of(played.counted, [name])) for name in members]
             blind = blind_labels(
-                judged.scored.targets, truth.targets, sizes, self.labels, _generator(place.child("labels"))
+                judged.scored.targets, truth.targets, sizes, self.labels, judges_stream(place.child("labels"))
             )
             chances["label_accuracy"] = judged.label_accuracy
             chances["label_chance"], chances["blind_labels"] = blind
@@ -215,11 +218,13 @@ class TrialRunner:
         state: FederationState,
         observe: Callable[[RoundTrace], Observation],
     ) -> Played:
-        """Run the attacked round, or all that an active attack asks for."""
+        """Run the watched rounds, or all that an active attack asks for."""
         attack, victim = spec.attack.value, self.experiment.victim(spec.trial)
         if not isinstance(attack, ActiveAttack):
-            trace, _, seconds = self._round(federation, state, victim)
-            return Played([trace], [observe(trace)], seconds)
+            watched, seconds = self._watch(spec, federation, state)
+            settings = self.experiment.settings
+            given = handed(settings, attack, [observe(each) for each in watched])
+            return Played(watched, counted_rounds(settings, watched), given, seconds)
         if self.experiment.threat.server != "malicious":
             raise UsageError(
                 f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
@@ -235,12 +240,23 @@ class TrialRunner:
                 Broadcast(asked.params, asked.buffers, asked.round, federation.trainer.model), seen, rng=rng
             )
             if sent is None:
-                return Played(traces, seen, seconds)
+                return Played(traces, traces[-1:], [seen], seconds)
             changed = tampered(federation, replace(state, server=asked, clients=clients), sent)
             trace, after, seconds = self._round(*changed, victim)
             clients = after.clients
             traces.append(trace)
             seen.append(observe(trace))
+
+    def _watch(self, spec: TrialSpec, federation: Federation, state: FederationState) -> tuple[list[RoundTrace], float]:
+        """Run the watched rounds, all but the last with as many clients as in training. Gives also the seconds of the
+        victim in the last."""
+        victim, seconds = self.experiment.victim(spec.trial), 0.0
+        whole = replace(federation, drawn=self.experiment.members(spec.trial))
+        traces: list[RoundTrace] = []
+        for left in reversed(range(self.experiment.settings.watched)):
+            trace, state, seconds = self._round(whole if left else federation, state, victim)
+            traces.append(trace)
+        return traces, seconds
 
     def _round(
         self, federation: Federation, state: FederationState, victim: str
@@ -273,7 +289,7 @@ class TrialRunner:
         return not _equal(plain.client(victim).train_round(request, None).trained.update.tensors, sent)
 
 
-def _generator(place: Rng) -> np.random.Generator:
+def judges_stream(place: Rng) -> np.random.Generator:
     """A stream for the judge's own draws, which cannot be computed from a seed."""
     return np.random.default_rng(int.from_bytes(place.secret_bytes(), "big"))
 
@@ -292,9 +308,9 @@ def state_key(defense: str, round_index: int) -> str:
     return f"{defense}@{round_index}"
 
 
-def truth_of(trace: RoundTrace, members: Sequence[str]) -> Batch:
-    """The examples of these clients in the round, concatenated."""
-    examples = [trace.clients[name].truth.examples for name in members]
+def truth_of(rounds: Sequence[RoundTrace], members: Sequence[str]) -> Batch:
+    """The examples of these clients in the rounds, concatenated."""
+    examples = [trace.clients[name].truth.examples for trace in rounds for name in members]
     return Batch(torch.cat([each.inputs for each in examples]), torch.cat([each.targets for each in examples]))
 
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from leaktight.audits.settings import AuditSettings
+from leaktight.audits.watching import check_watched, watched_training
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import ActiveAttack, Attack, Defense
@@ -120,6 +121,8 @@ class Experiment:
                 f"expected attacked rounds below federation.rounds, got round {self.rounds[-1]} of {played}; "
                 "rounds count from 0"
             )
+        attacks = ((entry.name, entry.value) for entry in self.attacks)
+        check_watched(self.settings, attacks, last=self.rounds[-1], played=played)
         for name in self.settings.targets:
             if name not in self.federation.shares:
                 raise UsageError(f"audit.targets: no client {name!r}; {suggestion(name, self.federation.shares)}")
@@ -186,20 +189,21 @@ class Experiment:
         return self.federation.with_defense(defense.value)
 
     def attacked_federation(self, defense: Defense, trial: int) -> Federation:
-        """The federation of one attacked round: the victim alone, or those whose sum the attacker sees."""
+        """The federation of an attacked round: the victim alone, or those whose sum the attacker sees."""
         rng = self.rng(trial).child("federation")
         base = self.federation
         model = base.trainer.model
         if not self.trains and self.init in RANDOM_INITS:
             inputs, classes = base.dataset.inputs, base.dataset.num_classes
             model = build_model(self.source, inputs, classes, init=self.init, rng=self.rng(trial).child("model"))
-        alone = replace(base, plan=replace(base.plan, min_clients=None), rng=rng, drawn=self._members(trial))
-        return alone.with_trainer(model=model, local=self.attacked).with_defense(defense)
+        drawn = (self.victim(trial),) if self.threat.sees == "client" else self.members(trial)
+        alone = replace(base, plan=replace(base.plan, min_clients=None), rng=rng, drawn=drawn)
+        local = watched_training(self.settings, self.attacked)
+        return alone.with_trainer(model=model, local=local).with_defense(defense)
 
-    def _members(self, trial: int) -> tuple[str, ...]:
+    def members(self, trial: int) -> tuple[str, ...]:
+        """The clients of the victim's rounds: the victim, and others drawn at random."""
         victim = self.victim(trial)
-        if self.threat.sees == "client":
-            return (victim,)
         others = [name for name in sorted(self.federation.shares) if name != victim]
         order = torch.randperm(len(others), generator=self.rng(trial).child("members").public()).tolist()
         number = self.federation.plan.per_round or len(self.federation.shares)

@@ -56,7 +56,7 @@ def by_chance(test: Significance | None) -> str:
 
 
 def named(cell: CellTrials) -> str:
-    return f"{cell.attack}, knowing the defense," if cell.adaptive else cell.attack
+    return f"{cell.attack} (knowing the defense)" if cell.adaptive else cell.attack
 
 
 def scores(cell: CellTrials) -> str:

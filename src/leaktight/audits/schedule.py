@@ -3,9 +3,10 @@
 With a number of trials all of them are needed. `trials = "auto"` has two looks:
 
 1. Every attack on every defense has 5 victims.
-2. A defense is decided if one attack reconstructed all of its valid victims, at least 3. On the others, the attacks
-   that reconstructed a victim go on to 20 victims, or to as many as `confidence` needs; where none did, all attacks
-   that work without the defense, and their adaptive forms. So do the same attacks without it, and the controls.
+2. A defense is decided if one attack reconstructed at least half of its valid victims, which are at least 3. On the
+   others, the attack that reconstructed most goes on to 20 victims, or to as many as `confidence` needs; where none
+   did beyond chance, all attacks that work without the defense, and their adaptive forms. So do the same attacks
+   without it, and the controls.
 
 The second look depends on the trials of the first alone, so an interrupted run goes on as it would have.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from leaktight.audits.cells import CellKey, CellTrials, gather
 from leaktight.audits.plan import Experiment, TrialSpec
-from leaktight.audits.verdict import Panel
+from leaktight.audits.verdict import MOST, Panel
 from leaktight.results.schema import Track, Trial
 
 LEAST_VALID = 3
@@ -87,13 +88,15 @@ def fewest(experiments: Sequence[Experiment]) -> int:
 
 def _decided(panel: Panel, cells: Sequence[CellTrials]) -> bool:
     return any(
-        panel.level(cell) == "reconstructed" and len(cell.reconstructed) == len(cell.victims) >= LEAST_VALID
+        panel.level(cell) == "reconstructed" and (cell.success_rate or 0) >= MOST and len(cell.victims) >= LEAST_VALID
         for cell in cells
     )
 
 
 def _chosen(panel: Panel, cells: Sequence[CellTrials]) -> list[CellTrials]:
-    """The attacks on a defense that go on: those that reconstructed a victim, else those that work without it."""
+    """The attacks on a defense that go on: the best one if it reconstructed victims, else all that may still do so."""
     valid = [cell for cell in cells if cell.valid]
-    able = [cell for cell in valid if panel.works(panel.positive_control(cell) or cell)]
-    return [cell for cell in valid if cell.reconstructed] or able
+    leaking = [cell for cell in valid if panel.level(cell) == "reconstructed"]
+    if leaking:
+        return [max(leaking, key=lambda cell: (len(cell.reconstructed), cell.adaptive))]
+    return [cell for cell in valid if cell.reconstructed or panel.works(panel.positive_control(cell) or cell)]

@@ -27,6 +27,9 @@ class AuditSettings:
     metrics: metrics in addition to psnr, mse, ssim and label_accuracy: `leaktight list metrics`, or
     "package.module:name".
     adapted: kinds of attacks that are also tried with knowledge of the defense; all attacks if none of these is tried.
+    watched: the rounds in which the victim is watched, from the attacked one on; at least 1.
+    watched_examples: the victim trains on the "same" examples in all of them, and an attack that joins rounds makes one
+    guess from all updates, any other from the last; or on "new" ones, and every round is attacked by itself.
     """
 
     trials: int | Literal["auto"] = "auto"
@@ -36,9 +39,12 @@ class AuditSettings:
     targets: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("lpips_alex",)
     adapted: tuple[str, ...] = ()
+    watched: int = 1
+    watched_examples: Literal["same", "new"] = "same"
 
     def __post_init__(self) -> None:
         require_at_least(1, trials=None if self.trials == "auto" else self.trials, every=self.every)
+        require_at_least(1, watched=self.watched)
         if not 0 < self.confidence < 1:
             raise ValueError(f"expected confidence > 0 and < 1, got {self.confidence}")
         rounds = (self.attack_round,) if isinstance(self.attack_round, int) else self.attack_round

@@ -76,7 +76,8 @@ def _gaffke(data: Numbers, end: float) -> float:
         return end
     inner = np.round((data - data[0]) / width, 12)  # knots that differ by a rounding error are one
     spline = BSpline(np.repeat([0, *inner, 1], [count, *[1] * count, count + 1]), np.repeat([0.0, 1.0], count), count)
-    return end - width * (1 - brentq(lambda mean: float(spline(mean)) - (1 - ERROR / 2), _TINY, 1 - _TINY))
+    place = float(brentq(lambda mean: float(spline(mean)) - (1 - ERROR / 2), _TINY, 1 - _TINY))
+    return end - width * (1 - place)
 
 
 def _student(data: Numbers) -> float:

@@ -179,10 +179,9 @@ def ledger_of(
     victim: str,
     threat: ThreatModel,
     found: Reconstruction,
-    *,
-    queries: int,
+    given: Sequence[Sequence[Observation]],
 ) -> Ledger:
-    """The conditions of a trial's scores. queries: the rounds in which the attacker asked the victim for an update."""
+    """The conditions of a trial's scores. given: the observations that the attack had, one list for each guess."""
     truth = trace.clients[victim].truth
     return Ledger(
         labels=spec.attack.value.labels_from,
@@ -194,11 +193,11 @@ def ledger_of(
         batch_norm=has_batch_norm(trace.model),
         buffers_known=Knowledge.BUFFERS in threat.knows,
         init=experiment.init if experiment.init in (*RANDOM_INITS, GIVEN) else f"file {Path(experiment.init).name}",
-        stage=stage_of(experiment.init, spec.round),
+        stage=stage_of(experiment.init, given[0][0].broadcast.round),
         defense_known=Knowledge.DEFENSE in threat.knows,
         assumed=tuple(str(note) for note in found.notes.get("assumed", ())),
         server=threat.server,
-        queries=queries,
+        queries=sum(len(seen) for seen in given),
     )
 
 

@@ -15,7 +15,7 @@ attacks in at most 5 % of cases. Verdicts rest on valid trials alone (`Trial.fau
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from leaktight.audits.cells import CellKey, CellTrials
@@ -231,10 +231,11 @@ class Panel:
         able = [each for each in findings if self.works(self.positive_control(each.cell))]
         doubtful = [each for each in able or findings if each.word == "cannot-conclude"]
         if doubtful:
-            others = len(doubtful) - 1
-            more = f" The same holds for {listed(named(each.cell) for each in doubtful[1:])}." if others else ""
-            first = doubtful[0]
-            return Finding(first.cell, first.word, first.because + more, first.advice, first.victims)
+            first, others = doubtful[0], doubtful[1:]
+            more = (
+                f" Nor can anything be concluded from {listed(named(each.cell) for each in others)}." if others else ""
+            )
+            return replace(first, because=first.because + more)
         fewest = min(each.victims for each in able)
         because = self._nothing([each.cell for each in able], fewest)
         return Finding(able[0].cell, "nothing-found", because, victims=fewest)

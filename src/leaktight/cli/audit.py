@@ -72,4 +72,4 @@ def command(
             workers=workers,
             as_json=as_json,
         )
-        check(gate, summary)
+        check(gate, planned, summary)

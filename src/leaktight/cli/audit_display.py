@@ -193,7 +193,7 @@ def print_verdicts(summary: Summary, console: Console) -> None:
             if each.track == track:
                 word = Text(f"{SYMBOLS[each.verdict]} {VERDICTS[each.verdict].lower()}", style=STYLES[each.verdict])
                 grid.add_row(word, _strongest(each))
-                grid.add_row("", Text(_reason(each), style="dim"))
+                grid.add_row("", Text(f"{each.because} {each.advice}".strip(), style="dim"))
         if len(tracks) > 1:
             _say(console, f"{track.capitalize()}. {TRACKS[track]}")
         console.print(grid)
@@ -210,12 +210,6 @@ def _strongest(entry: Verdict) -> Text:
             f": {attack_words(short_name(lead.attack), lead.adaptive)}, {victims_words(lead)}", style="not bold"
         )
     return text
-
-
-def _reason(entry: Verdict) -> str:
-    """The first sentence of the reason, and the advice."""
-    first, dot, _ = entry.because.partition(". ")
-    return f"{first}{dot.strip()} {entry.advice}".strip()
 
 
 def _print_faults(summary: Summary, track: Track, console: Console) -> None:

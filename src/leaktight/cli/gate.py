@@ -32,9 +32,9 @@ def check_possible(level: str | None, planned: PlannedAudit) -> None:
         return
     from leaktight.audits.plan import LABELS_FOUND
 
-    attacks = [each for each in planned.experiment.attacks if each.role == "attack"]
-    if not any(each.value.labels_from in LABELS_FOUND for each in attacks):
-        names = ", ".join(dict.fromkeys(each.name for each in attacks)) or "none"
+    attacks = [entry for each in planned.experiments for entry in each.attacks if entry.role == "attack"]
+    if not any(entry.value.labels_from in LABELS_FOUND for entry in attacks):
+        names = ", ".join(dict.fromkeys(entry.name for entry in attacks)) or "none"
         raise UsageError(
             f"--fail-on labels: expected an attack that reads labels from the update, got only attacks that are given "
             f"them or need none ({names}); take labels out of threat.knows and let an attack infer them, or use "
@@ -42,9 +42,13 @@ def check_possible(level: str | None, planned: PlannedAudit) -> None:
         )
 
 
-def check(level: str | None, summary: Summary) -> None:
+def check(level: str | None, planned: PlannedAudit, summary: Summary) -> None:
     """Raise an error unless the run passes the gate; see `check_gate`."""
-    if level is not None:
-        from leaktight.report.gate import check_gate
+    if level is None:
+        return
+    from leaktight.report.gate import check_gate
+    from leaktight.report.verdicts import Place
 
-        check_gate(summary, level)
+    trials = ((each.track, spec) for each in planned.experiments for spec in each.trials)
+    places = [Place(track, spec.defense.name) for track, spec in trials if spec.attack.role == "attack"]
+    check_gate(summary, level, dict.fromkeys(places))

@@ -10,10 +10,11 @@ from torch import nn
 
 from leaktight.adaptive.table import adapt
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
-from leaktight.attacks.labels.rules import Geng
+from leaktight.attacks.labels.rules import BiasCorrected, Geng
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
+from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.fields import require_names
@@ -59,20 +60,28 @@ def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool)
         defenses = (Outpost(), GradientCompression(), AdditiveNoise(noise_std=0.01))
     attacks = config.attacks
     if all(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (*_default_attacks(config.threat), *attacks)
+        attacks = (CsDlg(), Dlg(), InvertingGradients(), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
         attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
     try:
         audit = replace(config.audit or AuditSettings(), **said)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return replace(config, defenses=(Defense(), *defenses), attacks=attacks, audit=audit)
+    fitting = tuple(_fitting(each, config.threat) for each in attacks)
+    return replace(config, defenses=(Defense(), *defenses), attacks=fitting, audit=audit)
 
 
-def _default_attacks(threat: ThreatModel) -> tuple[Attack, ...]:
-    """Three published attacks at full strength; labels are inferred if the attacker does not know them."""
-    labels = None if Knowledge.LABELS in threat.knows else Geng()
-    return CsDlg(labels=labels), Dlg(), InvertingGradients(labels=labels)
+def _fitting(attack: Attack, threat: ThreatModel) -> Attack:
+    """An attack that can do without what the attacker is not told, if its settings leave that open.
+
+    It infers labels where it names no strategy for them, and matches one step where the local training is unknown.
+    """
+    if not isinstance(attack, Preset):
+        return attack
+    simulates = Knowledge.LOCAL_TRAINING in threat.knows
+    if attack.labels is None and attack.wants_labels and Knowledge.LABELS not in threat.knows:
+        attack = replace(attack, labels=Geng() if simulates else BiasCorrected())
+    return attack if simulates else replace(attack, local="one_batch")
 
 
 def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experiment | None]:

@@ -31,10 +31,16 @@ FAMILIES = {
 }
 """By table, the family that its `kind` names."""
 
-NAMES = {"audit.metrics": "metrics", "audit.adapted": "attacks"}
-"""By setting, the family whose names it lists."""
+NAMES = {"audit.metrics": "metrics", "audit.adapted": "attacks", "threat.preset": "threats"}
+"""By setting, the family whose names it has or lists."""
 
-ALSO = {"data": ("root",), "model": ("init", "mode"), "federation": ("aggregator",), "audit": ("local",)}
+ALSO = {
+    "data": ("root",),
+    "model": ("init", "mode"),
+    "federation": ("aggregator",),
+    "threat": ("preset",),
+    "audit": ("local",),
+}
 """Keys of a table beside the settings of its method or class."""
 
 Field = Mapping[str, Any]
@@ -102,8 +108,9 @@ def _check_fields(
                 _check_method(field["family"], each, where, f"{table}.{key}")
         elif not _accepts(field, value):
             raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {value!r}")
-        elif f"{table}.{key}" in NAMES and isinstance(value, list):
-            require_names(NAMES[f"{table}.{key}"], value, f"{where}: {table}.{key}")
+        elif f"{table}.{key}" in NAMES and isinstance(value, str | list):
+            listed = [value] if isinstance(value, str) else value
+            require_names(NAMES[f"{table}.{key}"], listed, f"{where}: {table}.{key}")
         elif (bound := _broken_bound(field, value)) is not None:
             raise ConfigError(f"{where}: [{table}] expected {key} {bound}, got {value}")
 

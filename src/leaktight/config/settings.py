@@ -18,11 +18,12 @@ from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import AGGREGATORS, ATTACKS, DATASETS, DEFENSES, MODELS, PARTITIONS
 from leaktight.config.tables import Table, production_name, production_tables, read_tables
 from leaktight.config.toml import build, checked, choose, choose_all, made, table_of
-from leaktight.core.errors import ConfigError
+from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.keys import parse_key
 from leaktight.core.own import is_own
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.threat import ThreatModel
+from leaktight.core.threat_presets import PRESETS
 from leaktight.core.training import LocalTraining
 from leaktight.data.dataset import DatasetSource
 from leaktight.data.partition import Scheme
@@ -134,7 +135,7 @@ def _production(tables: Table, where: str) -> Config:
     config = _resolve(tables, production_name(where))
     audit, said = config.audit or AuditSettings(), tables.get("audit", {})
     if isinstance(said, Mapping) and not {"attack_round", "every"} & said.keys():
-        audit = replace(audit, attack_round=config.plan.rounds - 1)
+        audit = replace(audit, attack_round=max(0, config.plan.rounds - audit.watched))
     return replace(config, audit=audit)
 
 
@@ -154,7 +155,7 @@ def _resolve(tables: Table, where: str) -> Config:
         plan=made(FederationPlan, federation, where, "federation", also=("aggregator",)),
         aggregator=choose(AGGREGATORS, aggregator.get("aggregator", "fedavg"), where, "federation.aggregator"),
         defenses=choose_all(DEFENSES, tables.get("defense", "none"), where, "defense"),
-        threat=made(ThreatModel, tables.get("threat", {}), where, "threat"),
+        threat=_threat(tables.get("threat", {}), where),
         attacks=choose_all(ATTACKS, tables["attack"], where, "attack") if "attack" in tables else (),
         audit=made(AuditSettings, audit, where, "audit", also=("local",)) if "audit" in tables else None,
         attacked=_attacked(tables["local"], attacked["local"], where) if attacked else None,
@@ -187,6 +188,17 @@ def _key(text: object, where: str) -> bytes:
         raise ConfigError(f"{where}: secret_seed: cannot read {text[1:]}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: secret_seed: {error}; copy it from secret.key of the run to replay") from error
+
+
+def _threat(table: object, where: str) -> ThreatModel:
+    """The threat model of a `[threat]` table: its keys, on top of its preset."""
+    rest, chosen = _without(table, "preset")
+    if chosen and isinstance(rest, Mapping):
+        name = checked(str, chosen["preset"], where, "threat.preset")
+        if name not in PRESETS:
+            raise ConfigError(f"{where}: threat.preset: unknown threat {name!r}; {suggestion(name, PRESETS)}")
+        rest = {**table_of(ThreatModel.preset(name)), **rest}
+    return made(ThreatModel, rest, where, "threat", also=("preset",))
 
 
 def _attacked(local: object, changes: object, where: str) -> LocalTraining:

@@ -1,7 +1,7 @@
 """The tables of a configuration as plain values: reading, merging, overriding. Imports nothing slow.
 
 Missing settings come from the built-in scenario. A table with another `kind` than the scenario's has that kind's own
-defaults. `[defense]` and `[attack]` may also be lists of tables.
+defaults; so has `[threat]` with another `preset`. `[defense]` and `[attack]` may also be lists of tables.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ learning_rate = 0.2
 [federation]
 rounds = 20
 [threat]
-knows = ["batch_size", "buffers", "labels", "local_training"]
+preset = "diagnostic"
 [audit]
 adapted = ["csdlg"]
 [audit.local]
@@ -64,7 +64,7 @@ batch_size = 1
 init = "default"
 activation = "relu"
 [production.local]
-samples = 64
+samples = 32
 learning_rate = 0.05
 schedule = {kind = "constant"}
 [production.federation]
@@ -73,7 +73,7 @@ rounds = 13
 kind = "none"
 [production.attack]
 kind = "agic"
-iterations = 120
+iterations = 240
 learning_rate = 0.1
 onednn = true
 """
@@ -91,11 +91,11 @@ kind = "csdlg"
 iterations = 8
 [[attack]]
 kind = "dlg"
-iterations = 15
+iterations = 12
 restarts = 1
 [[attack]]
 kind = "inverting_gradients"
-iterations = 400
+iterations = 300
 learning_rate = 0.1
 """
 )
@@ -108,6 +108,9 @@ VALUES = ("seed", "secret_seed")
 """Settings outside of tables."""
 
 TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard", "consent", "audit")
+
+_DIAGNOSTIC = ("local", "attack_round", "every", "watched", "watched_examples")
+"""Keys of `[audit]` that do not hold for the production track."""
 
 PRODUCTION = "production"
 """The table of tables that replace those of the config in a second experiment, the production track of an audit."""
@@ -147,7 +150,7 @@ def production_name(where: str) -> str:
 def production_tables(tables: Table, where: str) -> Table | None:
     """The tables of the production track: those of `[production]` over the config's own; None without that table.
 
-    The easier updates and the attacked rounds of `[audit]` do not count there.
+    The easier updates and the attacked and watched rounds of `[audit]` do not count there.
     """
     own = tables.get(PRODUCTION)
     if own is None:
@@ -161,7 +164,7 @@ def production_tables(tables: Table, where: str) -> Table | None:
     base = {name: value for name, value in tables.items() if name != PRODUCTION}
     audit = base.get("audit")
     if isinstance(audit, Mapping):
-        base["audit"] = {key: value for key, value in audit.items() if key not in ("local", "attack_round", "every")}
+        base["audit"] = {key: value for key, value in audit.items() if key not in _DIAGNOSTIC}
     return merged(base, own)
 
 
@@ -223,7 +226,7 @@ def _read(path: Path) -> Table:
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:
-    """`base` updated with `other`, key by key; a table of another kind replaces the whole table."""
+    """`base` updated with `other`, key by key; a table of another kind or preset replaces the whole table."""
     result = dict(base)
     for key, value in other.items():
         before = base.get(key)
@@ -248,7 +251,7 @@ def _named(methods: Sequence[object], tables: Sequence[object]) -> object:
 
 
 def _same_kind(before: Table, value: Table) -> bool:
-    return value.get("kind", before.get("kind")) == before.get("kind")
+    return all(value.get(key, before.get(key)) == before.get(key) for key in ("kind", "preset"))
 
 
 def _parse_override(text: str) -> Table:

@@ -295,8 +295,13 @@ class Attack(ABC):
 
     @property
     def joins_rounds(self) -> bool:
-        """Whether it uses several updates of one client; others are given the last one alone."""
+        """Whether it makes one guess from several updates of the same examples; others are given the last one alone."""
         return False
+
+    @property
+    def needs_rounds(self) -> int | None:
+        """The number of updates that it has to be given at once; None: as many as there are."""
+        return None
 
     def pinned(self, *, onednn: bool) -> Attack:
         """The attack with everything fixed that would otherwise depend on the machine, such as timed choices.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import NotDisclosedError, UsageError, suggestion
+from leaktight.core.threat_presets import PRESETS
 from leaktight.core.types import Observation, RoundTrace, Update
 
 
@@ -31,11 +32,24 @@ class ThreatModel:
     sees: one "client"'s update, or only the "aggregate" of the round (secure aggregation).
     knows: facts beside the model and the update. The attacker always has what clients send, such as the number of
     examples and the figures that the aggregator needs.
+    In a config, `preset` names a threat model to start from.
     """
 
     server: Literal["curious", "malicious"] = "curious"
     sees: Literal["client", "aggregate"] = "client"
     knows: frozenset[Knowledge] = frozenset({Knowledge.BATCH_SIZE, Knowledge.LOCAL_TRAINING, Knowledge.BUFFERS})
+
+    @classmethod
+    def preset(cls, name: str) -> ThreatModel:
+        """The named threat model.
+
+        >>> ThreatModel.preset("curious_server") == ThreatModel()
+        True
+        """
+        if name not in PRESETS:
+            raise UsageError(f"unknown threat model {name!r}; {suggestion(name, PRESETS)}")
+        named = PRESETS[name]
+        return cls(server=named.server, sees=named.sees, knows=frozenset(Knowledge(fact) for fact in named.knows))
 
     def observe(self, trace: RoundTrace, target: str) -> Observation:
         """What this attacker sees of `target` in the round."""

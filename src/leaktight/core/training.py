@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from leaktight.core.errors import require_above, require_at_least
@@ -71,7 +71,8 @@ class LocalTraining:
 
     epochs: passes over the client's examples of the round.
     steps: number of local steps instead of epochs; the examples are repeated as often as needed.
-    samples: the number of examples that a client uses in a round, drawn again every round; None: all.
+    samples: the number of examples that a client uses in a round; None: all.
+    redraw: draw these examples again every round; otherwise a client draws them once and keeps them.
     batch_size: examples per step. A last incomplete batch is used, unless `drop_last`.
     optimizer: "sgd" (with momentum, nesterov, weight_decay) or "adam"; its state is reset every round.
     schedule: of the learning rate over the rounds.
@@ -80,6 +81,7 @@ class LocalTraining:
     epochs: int = 1
     steps: int | None = None
     samples: int | None = None
+    redraw: bool = field(default=True, repr=False)
     batch_size: int = 32
     drop_last: bool = False
     optimizer: Literal["sgd", "adam"] = "sgd"

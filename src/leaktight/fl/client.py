@@ -71,7 +71,9 @@ class Client:
     @property
     def brings(self) -> str:
         """A hash of the client's name, data, defense and local training."""
-        total = hashlib.sha256(repr((self.name, self.trainer.defense, self.trainer.local, self.trainer.mode)).encode())
+        trainer = self.trainer
+        kept = () if trainer.local.redraw else ("kept",)
+        total = hashlib.sha256(repr((self.name, trainer.defense, trainer.local, trainer.mode, *kept)).encode())
         total.update(digest({"images": self.train.inputs, "targets": self.train.targets}).encode())
         return total.hexdigest()
 
@@ -106,7 +108,8 @@ class Client:
         trainer, state = self._receive(request.broadcast, trainer, state, report)
         here, asked = self.rng.child("round", request.broadcast.round), self._digest_of(request)
         rng = here.child("defense", asked)
-        chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"))
+        first = self.rng.child("round", 0, "batches")
+        chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"), first=first)
         plan = self._plan(request, len(steps))
         with timed(report):
             plan, memory = trainer.defense.on_round(plan, state.defense, rng=rng.child("round"), report=report)

@@ -202,10 +202,13 @@ def per_example_gradients(
     return result
 
 
-def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[Tensor, list[Tensor]]:
+def plan_batches(
+    num_examples: int, local: LocalTraining, *, rng: Rng, first: Rng | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """The indices of the examples of a round, (n,), and for each step the indices of its batch among these n.
 
-    Every epoch is a new permutation of the same n examples.
+    Every epoch is a new permutation of the same n examples. first: the stream of the first round, from which the
+    examples of all rounds are drawn without `local.redraw`; None: this round is the first.
     """
     if local.batch_size > num_examples:
         raise UsageError(
@@ -215,6 +218,8 @@ def plan_batches(num_examples: int, local: LocalTraining, *, rng: Rng) -> tuple[
     stream = rng.secret()
     used = num_examples if local.samples is None else min(local.samples, num_examples)
     chosen = stream.permutation(num_examples)[:used]
+    if first is not None and not local.redraw:
+        chosen = first.secret().permutation(num_examples)[:used]
     steps: list[Tensor] = []
     num_steps = local.num_steps(num_examples)
     while len(steps) < num_steps:

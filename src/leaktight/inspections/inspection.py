@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from leaktight.audits.plan import LABELS_FOUND, AttackEntry, slug
-from leaktight.audits.trial import Attempted, Finished, attempt, judge, picture_paths, strip, threat_of
+from leaktight.audits.trial import Attempted, Finished, attempt, judge, picture_paths, strip, threat_of, without_update
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
-from leaktight.core.types import Batch, Reconstruction
+from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.inspections.captured import Captured
 from leaktight.inspections.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
@@ -89,6 +89,7 @@ class Inspection:
             defense=CAPTURED,
             defense_settings={},
             adaptive=False,
+            searches=entry.value.searches,
             trial=0,
             round=0,
             client=self.source,
@@ -100,7 +101,7 @@ class Inspection:
     def _run(self, name: str) -> Attempted:
         entry = self.by_id[name]
         rng = Rng(self.seed).child("inspect", entry.name).detached()
-        found = entry.value.reconstruct([self.captured.seen], rng=rng)
+        found = entry.value.reconstruct([self._shown(entry)], rng=rng)
         labels = self.true_labels
         judged = None
         if self.truth is not None:
@@ -112,6 +113,7 @@ class Inspection:
         height, width = found.guess.inputs.shape[-2:]
         outcome = TrialOutcome(
             ledger=ledger,
+            guesses=len(found.guess),
             scores=judged.scores if judged else dict.fromkeys(METRICS),
             metrics=judged.notes if judged else {},
             label_accuracy=judged.label_accuracy if judged and read else None,
@@ -128,6 +130,13 @@ class Inspection:
         if judged is None:
             return outcome, {guess_path: strip(found.guess.inputs)}
         return outcome, {true_path: judged.truth, guess_path: judged.guess}
+
+    def _shown(self, entry: AttackEntry) -> Observation:
+        """What an attack is given: no labels if it finds them by itself; a control gets no update."""
+        seen = self.captured.seen
+        if entry.role == "control":
+            return without_update(seen)
+        return replace(seen, labels=None) if entry.value.labels_from in LABELS_FOUND else seen
 
     def _ledger(self, entry: AttackEntry, found: Reconstruction) -> Ledger:
         captured, local = self.captured, self.captured.seen.local_training

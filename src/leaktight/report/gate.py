@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError, suggestion
 from leaktight.report.verdicts import Place, deciding, severity, worst_verdicts
@@ -10,6 +10,9 @@ from leaktight.results.schema import UNDEFENDED, WORDS, Summary, Verdict, Word
 
 GATES: Mapping[str, Word] = {"reconstructed": "reconstructed", "identified": "identified", "labels": "labels-read"}
 """The verdict behind each level of `--fail-on`, the worst first."""
+
+ERROR = 0.05
+"""The largest probability of missing a leak of the share of victims that the run was to exclude."""
 
 
 def parse_gate(levels: Sequence[str]) -> str | None:
@@ -22,13 +25,14 @@ def parse_gate(levels: Sequence[str]) -> str | None:
     return levels[0] if levels else None
 
 
-def check_gate(summary: Summary, level: str) -> None:
+def check_gate(summary: Summary, level: str, planned: Iterable[Place] = ()) -> None:
     """Raise LeakFoundError if a verdict that counts is `level` or worse, else LeaktightError if one is missing.
 
     Verdicts on defended updates count, of all tracks; those on undefended ones only in a run without a defense.
+    planned: all that was to be attacked, so that nothing is missed that a spent budget left out.
     """
     limit = severity(GATES[level])
-    entries = deciding(summary)
+    entries = deciding(summary, planned)
     leaks = [
         f"{place}: {_found(entry)}" for place, entry in entries.items() if entry and severity(entry.verdict) <= limit
     ]
@@ -51,21 +55,32 @@ def _line(text: str) -> str:
 
 
 def _found(entry: Verdict) -> str:
-    return entry.verdict.replace("-", " ") + (f" by {entry.worst_attack}" if entry.worst_attack else "")
+    knowing = " with knowledge of the defense" if "defense" in entry.threat.knows else ""
+    return entry.verdict.replace("-", " ") + (f" by {entry.worst_attack}{knowing}" if entry.worst_attack else "")
 
 
 def _unsure(place: Place, entry: Verdict | None, summary: Summary) -> Iterator[str]:
     """Why the verdict does not show that nothing worse was there to be found."""
     if entry is None:
-        reason = summary.training_failed.get(place.defense)
+        reason = summary.training_failed.get(place.training)
         yield f"{place}: no verdict" + (f", training failed: {reason}" if reason else "")
     elif entry.verdict == "cannot-conclude":
         yield f"{place}: cannot conclude, {_sentences(entry.because, entry.advice)}"
     elif entry.verdict != "nothing-found":
-        working = _working(summary)
-        for each in entry.attackers:
-            if each.verdict == "cannot-conclude" and each.attack in working:
-                yield f"{place}: cannot conclude about {each.attack}, {_sentences(each.because)}"
+        yield from (f"{place}: {_found(entry)}, but {reason}" for reason in _worse_is_possible(entry, summary))
+
+
+def _worse_is_possible(entry: Verdict, summary: Summary) -> Iterator[str]:
+    """Why there may be a worse leak than the one that was found."""
+    tried, confidence = entry.victims, summary.confidence
+    if tried is not None and confidence is not None and (1 - confidence) ** tried > ERROR:
+        yield f"{tried} victims are too few to exclude a worse leak for {100 * confidence:.0f} % of them"
+    working = _working(summary)
+    for each in entry.attackers:
+        if each.verdict == "cannot-conclude" and each.attack in working:
+            yield f"{each.attack} cannot be judged, {_sentences(each.because)}"
+        elif each.reconstructed:
+            yield f"{each.attack} seems to reconstruct {each.reconstructed} of {each.victims} victims, maybe by chance"
 
 
 def _sentences(*sentences: str) -> str:

@@ -66,7 +66,7 @@ def verdict_words(word: Word, version: int) -> str:
 
 def tracks_of(summary: Summary) -> tuple[Track, ...]:
     """The tracks that the run has, diagnostic first."""
-    found = {entry.track for entry in (*summary.cells, *summary.verdicts)}
+    found = {cell.track for cell in summary.cells} | {entry.track for entry in summary.verdicts}
     order: tuple[Track, ...] = get_args(Track)
     return tuple(track for track in order if track in found)
 

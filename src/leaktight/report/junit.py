@@ -47,7 +47,7 @@ def _case(place: Place, entry: Verdict | None, summary: Summary, *, counts: bool
     name = str(place).removesuffix(f" ({place.track})")
     case = Xml.Element("testcase", name=_line(name), classname=f"leaktight.{place.track}", time=f"{seconds:.3f}")
     if entry is None:
-        reason = summary.training_failed.get(place.defense, "the run gave no verdict")
+        reason = summary.training_failed.get(place.training, "the run gave no verdict")
         _outcome(case, "error", "no-verdict", reason, "")
         return case
     details = "\n".join([entry.because, *([entry.advice] if entry.advice else []), *_attackers(entry, cells)])

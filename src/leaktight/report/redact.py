@@ -35,7 +35,9 @@ _PLACES = frozenset(
     }
 )
 """Settings that name files and folders."""
-_PATH = re.compile(r"""(?<![\w/\\~.])(?:~|\.{1,2})?[/\\][^\s/\\'"<>|][^\s'"<>|]*|\b[A-Za-z]:\\[^\s'"<>|]*""")
+_PATH = re.compile(
+    r"""(?<![\w/\\~.])(?:~|\.{1,2})?[/\\][^\s/\\'"<>|][^\s'"<>|]*|\b[A-Za-z]:\\[^\s'"<>|]*|\\\\[^\s\\'"<>|]+\\[^\s'"<>|]*"""
+)
 _FILE = re.compile(
     r"""[^\s/\\'"<>|()]+\.(?:bin|ckpt|csv|h5|hdf5|jpe?g|json|mat|npy|npz|onnx|parquet|pickle|pkl|png|pt|pth|py|"""
     r"""safetensors|tiff?|toml|txt|zip)\b""",
@@ -104,7 +106,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _trial(trial: Trial, name: str) -> Trial:
-    hidden = {
+    hidden: dict[str, object] = {
         "id": name,
         "client": CLIENT,
         "error": LEFT_OUT if trial.error else None,

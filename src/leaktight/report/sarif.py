@@ -94,7 +94,7 @@ def _verdict_results(summary: Summary, config: str) -> Iterator[Json]:
         if word == "nothing-found":
             continue
         attack = entry.worst_attack if entry else None
-        because = entry.because if entry else summary.training_failed.get(place.defense, "the run gave no verdict")
+        because = entry.because if entry else summary.training_failed.get(place.training, "the run gave no verdict")
         advice = f" {entry.advice}" if entry and entry.advice else ""
         control = "" if place in counting else " This is the positive control of the run."
         yield {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from leaktight.results.schema import UNDEFENDED, WORDS, Cell, Summary, Track, Verdict, Word
@@ -21,6 +21,11 @@ class Place:
     def __str__(self) -> str:
         return f"{'no defense' if self.defense == UNDEFENDED else self.defense} ({self.track})"
 
+    @property
+    def training(self) -> str:
+        """The name of its federation in `Summary.training_failed`."""
+        return f"{self.defense} (production)" if self.track == "production" else self.defense
+
 
 def place_of(entry: Verdict | Cell) -> Place:
     return Place(entry.track, entry.defense)
@@ -31,21 +36,25 @@ def severity(word: Word) -> int:
     return WORDS.index(word)
 
 
-def worst_verdicts(summary: Summary) -> dict[Place, Verdict | None]:
-    """The worst verdict on each defense in each track that was attacked or should have been; None for none."""
-    found: dict[Place, Verdict | None] = {place_of(cell): None for cell in summary.cells if cell.role == "attack"}
+def worst_verdicts(summary: Summary, planned: Iterable[Place] = ()) -> dict[Place, Verdict | None]:
+    """The worst verdict on each defense in each track that was attacked or should have been; None for none.
+
+    planned: what the run was to attack, if more is known than the summary says.
+    """
+    found: dict[Place, Verdict | None] = dict.fromkeys(planned)
+    found |= {place_of(cell): None for cell in summary.cells if cell.role == "attack"}
     for entry in sorted(summary.verdicts, key=lambda entry: severity(entry.verdict)):
         if found.get(place_of(entry)) is None:
             found[place_of(entry)] = entry
-    for defense in summary.training_failed:
-        if all(place.defense != defense for place in found):
-            found[Place("diagnostic", defense)] = None
+    for name in summary.training_failed:
+        if all(place.training != name for place in found):
+            found[Place("diagnostic", name)] = None
     return found
 
 
-def deciding(summary: Summary) -> dict[Place, Verdict | None]:
+def deciding(summary: Summary, planned: Iterable[Place] = ()) -> dict[Place, Verdict | None]:
     """The verdicts that a decision rests on: those on defended updates; without a defense, those on undefended ones."""
-    found = worst_verdicts(summary)
+    found = worst_verdicts(summary, planned)
     defended = {place: entry for place, entry in found.items() if place.defense != UNDEFENDED}
     return defended or found
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Generic
 
 from leaktight.core.errors import LeaktightError, UsageError
@@ -57,15 +58,22 @@ class _Cluster(Generic[J, M, R]):
     def run(
         self, jobs: Iterable[J], *, shared: Sequence[object] = (), on_message: OnMessage[M] = ignored
     ) -> Generator[tuple[int, R], None, None]:
-        packed = [(place, dumped(job, shared)) for place, job in enumerate(jobs)]
+        waiting = enumerate(jobs)
         common = self.ray.put([dumped(value) for value in shared])
         most = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+        first = list(islice(waiting, most))
         actor = self.ray.remote(num_cpus=1)(Actor)
-        self.actors.extend(actor.remote(self.work) for _ in range(min(most, len(packed)) - len(self.actors)))
+        self.actors.extend(actor.remote(self.work) for _ in range(len(first) - len(self.actors)))
         pool = self.ray.util.ActorPool(self.actors)
+        following = chain(first, waiting)  # a job is asked for when an actor is free
         try:
-            for result in pool.map_unordered(lambda each, job: each.run.remote(*job, common), packed):
-                place, messages, value = loaded(result)
+            while True:
+                while pool.has_free() and (job := next(following, None)) is not None:
+                    packed = job[0], dumped(job[1], shared)
+                    pool.submit(lambda each, own: each.run.remote(*own, common), packed)
+                if not pool.has_next():
+                    return
+                place, messages, value = loaded(pool.get_next_unordered())
                 for message in messages:
                     on_message(place, message)
                 yield place, value

@@ -36,6 +36,7 @@ from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.files import replace_atomically
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tensors import squared_norm
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.runtime.executor import Tell
@@ -111,6 +112,10 @@ class Matching(Attack):
     def labels_from(self) -> LabelSource:
         return self.labels.source
 
+    @property
+    def joins_rounds(self) -> bool:
+        return self.objective is not None
+
     def pinned(self, *, onednn: bool) -> Self:
         return replace(self, onednn=onednn if self.onednn is None else self.onednn, progress_every=1)
 
@@ -131,7 +136,11 @@ class Matching(Attack):
         return self.answer(evidence, self.search(evidence, rng=rng, progress=progress))
 
     def evidence(self, seen: Sequence[Observation], *, rng: Rng) -> Evidence:
-        """The observations as this attack matches them, with their labels unless those are searched for."""
+        """The observations as this attack matches them, with their labels unless those are searched for.
+
+        With a scale-free objective each of several updates counts by its squared length, as it does in a squared
+        distance. So a round in which the examples were already learned, and noise is all that is left, counts little.
+        """
         first = require_seen(self, seen)
         for each in seen:
             require(each, Knowledge.BATCH_SIZE)
@@ -141,8 +150,18 @@ class Matching(Attack):
         labels = None
         if isinstance(self.labels, LabelStrategy):
             labels = self.labels.infer(first, number, rng=rng.child("labels"))
-        views = [(1.0, self.view(each), tuple(range(number))) for each in seen]
+        shown = [self.view(each) for each in seen]
+        weights = self._weights(shown)
+        views = [(weight, view, tuple(range(number))) for weight, view in zip(weights, shown, strict=True)]
         return Evidence(views, labels, number, first.inputs.shape, first.num_classes)
+
+    def _weights(self, views: Sequence[View]) -> list[float]:
+        """The weights of several updates, 1 on average."""
+        if len(views) == 1 or self.objective is None or not self.objective.scale_free:
+            return [1.0] * len(views)
+        squares = [float(squared_norm(view.target.values())) for view in views]
+        mean = sum(squares) / len(squares)
+        return [square / mean for square in squares] if mean else [1.0] * len(views)
 
     def view(self, seen: Observation) -> View:
         """One observation as this attack matches it."""

@@ -67,6 +67,10 @@ class Agic(Preset):
             optimizer=Adam(learning_rate=self.learning_rate, slope=self.slope, decay="steps"),
         )
 
+    @property
+    def needs_rounds(self) -> int | None:
+        return None if self.epochs == 1 else self.epochs
+
     def composition(self) -> Matching | None:
         return self.matching() if self.epochs == 1 else None
 

@@ -64,6 +64,10 @@ class Preset(Attack):
     def labels_from(self) -> LabelSource:
         return self.matching().labels_from
 
+    @property
+    def joins_rounds(self) -> bool:
+        return self.matching().joins_rounds
+
     def pinned(self, *, onednn: bool) -> Self:
         return replace(self, onednn=onednn if self.onednn is None else self.onednn, progress_every=1)
 
