@@ -154,7 +154,9 @@ def rows(repetitions: int) -> Iterator[str]:
             for method in METHODS.values():
                 found = [coverage(method, kind, victims, repetitions) for kind in kinds]
                 worst = min(found, key=lambda each: each.share)
-                cells.append(f"{100 * worst.share:.1f} ({np.mean([each.width for each in found]):.3g})")
+                cells.append(
+                    f"{100 * worst.share:.1f} ({round(float(np.mean([each.width for each in found])), 9):.3g})"
+                )
             yield f"| {metric}, {group} | {victims} | {' | '.join(cells)} |"
 
 

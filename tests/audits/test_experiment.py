@@ -342,3 +342,16 @@ def test_how_labels_are_known() -> None:
 def test_the_identity_defense_is_the_undefended_federation(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path)
     assert experiment.trained(experiment.defenses[0]).trainer.defense == Defense()
+
+
+def test_a_chosen_client_is_compared_with_its_own_examples(tmp_path: Path) -> None:
+    """Otherwise a guess without the update that happens to suit this client would look like a leak in every trial."""
+    whole = small_experiment(tmp_path)
+    name = sorted(whole.federation.shares)[1]
+    runner = TrialRunner(small_experiment(tmp_path, f'audit.targets=["{name}"]'))
+    share = whole.federation.shares[name]
+    own = whole.federation.examples.part(share.start, share.validation)
+    assert torch.equal(runner.decoys.examples.inputs, own.inputs)
+    assert len(runner.labels.clients) == 1
+    assert len(runner.labels.clients[0]) == len(own)
+    assert len(TrialRunner(whole).labels.clients) == len(whole.federation.shares)
