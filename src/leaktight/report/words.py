@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from leaktight.core.threat_presets import placed
 from leaktight.results.schema import UNDEFENDED, Score, Threat, TradeoffRow, Word
 
 MISSING = "–"
@@ -143,15 +144,30 @@ def interval(score: Score | None, metric: str) -> str:
 
 
 def threat_words(threat: Threat) -> str:
-    """A threat model in one sentence.
+    """A threat model in one sentence, with its name.
 
-    >>> threat_words(Threat(server="curious", sees="client", knows=("batch_size",)))
-    "A server that follows the protocol and sees each client's update; it knows the batch size."
+    >>> threat_words(Threat(server="curious", sees="client", knows=("batch_size", "buffers", "local_training")))
+    "A server that follows the protocol and sees each client's update; it knows the batch size, the buffers and the \
+local training (threat model curious_server)."
     """
     server = {"curious": "follows the protocol", "malicious": "may change the model that it sends"}
     sees = {"client": "each client's update", "aggregate": "only the sum of the round's updates"}
     knows = listed(f"the {fact.replace('_', ' ')}" for fact in threat.knows) or "nothing else"
-    return f"A server that {server[threat.server]} and sees {sees[threat.sees]}; it knows {knows}."
+    return (
+        f"A server that {server[threat.server]} and sees {sees[threat.sees]}; it knows {knows} ({threat_name(threat)})."
+    )
+
+
+def threat_name(threat: Threat) -> str:
+    """The name of a threat model: the nearest preset, and the facts in which it differs.
+
+    >>> threat_name(Threat(server="malicious", sees="client", knows=("batch_size", "buffers")))
+    'threat model malicious_server without local training'
+    """
+    found = placed(threat.server, threat.sees, threat.knows)
+    also = f" plus {listed(fact.replace('_', ' ') for fact in found.also)}" if found.also else ""
+    without = f" without {listed(fact.replace('_', ' ') for fact in found.without)}" if found.without else ""
+    return f"threat model {found.preset}{also}{without}"
 
 
 def listed(items: Iterable[str]) -> str:
