@@ -44,6 +44,7 @@ class MadeUp:
         experiment, spec = next((each, each.by_id[job]) for each in self.experiments if job in each.by_id)
         control = spec.attack.role == "control"
         score = 0.25 if control else self.score(spec)
+        place = 1 if score == IDENTIFYING else place_by(score, spec.trial)
         changes: dict[str, Any] = CRASHED if score < 0 else {}
         made = made_trial(
             spec.defense.name,
@@ -54,7 +55,7 @@ class MadeUp:
             round_index=spec.round,
             adaptive=spec.attack.adaptive,
             **{
-                "place": None if control or changes else 1 if score == IDENTIFYING else place_by(score, spec.trial),
+                "place": None if control or changes else place,
                 **changes,
             },
             id=job,
