@@ -26,6 +26,9 @@ from leaktight.runtime.executor import Inline, Tell
 ATTACKS = "attack=[{kind='csdlg', iterations=1}, {kind='idlg', iterations=1}, {kind='mean_image'}]"
 DEFENSES = "defense=[{kind='noise'}, {kind='clipping'}]"
 
+IDENTIFYING = 0.55
+"""SSIM of a guess that is no reconstruction, but closer to its victim than to all decoys."""
+
 Score = Callable[[TrialSpec], float]
 """SSIM of a made-up trial."""
 
@@ -41,6 +44,7 @@ class MadeUp:
         experiment, spec = next((each, each.by_id[job]) for each in self.experiments if job in each.by_id)
         control = spec.attack.role == "control"
         score = 0.25 if control else self.score(spec)
+        place = 1 if score == IDENTIFYING else place_by(score, spec.trial)
         changes: dict[str, Any] = CRASHED if score < 0 else {}
         made = made_trial(
             spec.defense.name,
@@ -50,7 +54,10 @@ class MadeUp:
             role=spec.attack.role,
             round_index=spec.round,
             adaptive=spec.attack.adaptive,
-            **{"place": None if control or changes else place_by(score, spec.trial), **changes},
+            **{
+                "place": None if control or changes else place,
+                **changes,
+            },
             id=job,
             track=experiment.track,
         )
@@ -115,14 +122,24 @@ def test_an_attack_that_does_not_work_gets_no_more_victims(tmp_path: Path) -> No
     assert later(played([auto(tmp_path)], lambda spec: 0.3)[0]) == set()
 
 
-def test_who_reconstructed_somebody_goes_on_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "names"), [(IDENTIFYING, {"idlg"}), (0.3, {"csdlg", "idlg"})], ids=["beyond chance", "by chance"]
+)
+def test_who_reconstructed_most_goes_on_alone(tmp_path: Path, other: float, names: set[str]) -> None:
+    least = {"csdlg": 4, "idlg": 3}
+
     def score(spec: TrialSpec) -> float:
         if spec.defense.name != "noise":
             return 0.9
-        return 0.9 if spec.attack.name == "idlg" and spec.trial == 2 else 0.3
+        if other == 0.3:  # one close guess of one attack
+            return 0.9 if spec.attack.name == "idlg" and spec.trial == 2 else other
+        return 0.9 if spec.trial >= least[spec.attack.name] else other
 
     needed, _ = played([auto(tmp_path)], score)
-    assert {name for name in later(needed) if "mean" not in name} == {"noise.idlg", "none.idlg"}
+    assert needed.further == (("diagnostic", "noise"),)
+    assert {name for name in later(needed) if "mean" not in name} == {
+        f"{defense}.{name}" for defense in ("none", "noise") for name in names
+    }
 
 
 def test_two_valid_victims_decide_nothing_and_an_attack_without_any_goes_no_further(tmp_path: Path) -> None:
