@@ -31,6 +31,9 @@ DESTROYED = AdditiveNoise(noise_std=1000.0)
 UNTOUCHED = AdditiveNoise(noise_std=1e-9)
 STRENGTHS = (0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
 """Standard deviations of the noise on an exact guess, in the picture's range of 1."""
+EDGE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 3.0)
+"""Strengths around that at which an attack still works."""
+TRIALS: tuple[Literal["auto"] | int, ...] = ("auto", 20)
 VICTIMS = (5, 20)
 TESTS = 24
 """Tests of an audit that a chance is corrected for: 3 attacks on 4 defenses, two looks."""
@@ -46,7 +49,11 @@ UNKNOWN = tuple(
     for size in (1, 4, 16)
     for each in PARTITIONS
 )
-NULL = tuple(Scene(f"noise {each:g}", (NoisyInversion(noise=each),), (UNTOUCHED,)) for each in STRENGTHS)
+NULL = tuple(
+    Scene(f"noise {each:g}, trials {number}", (NoisyInversion(noise=each),), (UNTOUCHED,), trials=number)
+    for number in TRIALS
+    for each in EDGE
+)
 WEAK = tuple(
     Scene(f"noise {each:g}", (NoisyInversion(noise=each),), trials=max(VICTIMS), controls=()) for each in STRENGTHS
 )
@@ -60,14 +67,17 @@ def seeds(scenes: Sequence[Scene], scene: Scene) -> range:
 
 
 def worst_blind(found: Sequence[Verdict]) -> str:
-    """The worst word on attacks that do not look at the update, and on all attacks on a destroyed one."""
+    """The worst word that says more of attacks that do not look at the update, or of any on a destroyed one.
+
+    If there is none, the word on the last defense.
+    """
     words = [
         attacker.verdict
         for verdict in found
         for attacker in verdict.attackers
         if "Blind" in attacker.attack or verdict.defense != UNDEFENDED
     ]
-    return min(words, key=WORDS.index)
+    return min((each for each in words if each in SAYS_MORE), key=WORDS.index, default=found[-1].verdict)
 
 
 def defended(found: Sequence[Verdict]) -> str:
@@ -95,7 +105,7 @@ def row(name: str, words: Counter[str], wrong: Sequence[str]) -> str:
 
 def audits() -> None:
     for name, scenes in (("labels known", KNOWN), ("labels unknown", UNKNOWN)):
-        print(f"| {name} | audits | say more than nothing-found | 95 % interval | worst words |\n|---|---|---|---|---|")
+        print(f"| {name} | audits | say more than nothing-found | 95 % interval | words |\n|---|---|---|---|---|")
         tally(scenes, worst_blind, SAYS_MORE)
 
 
