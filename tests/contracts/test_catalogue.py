@@ -15,6 +15,7 @@ import pytest
 
 import leaktight
 from leaktight.adaptive.knowing import Knowing
+from leaktight.attacks.controls import KnownOrBlind
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.matching.attack import Matching
 from leaktight.config.catalogue import (
@@ -93,6 +94,7 @@ def test_every_public_method_has_its_line(family: str) -> None:
     } - {
         Matching,  # the loop itself, of which the attacks are compositions
         Knowing,  # what changes an attack for a defense
+        KnownOrBlind,  # the labels of controls
         GivenImages,  # data of a Python caller, which no config can name
         GivenDataset,
     }
