@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.results.made import KNOWING, changed, made_row, made_trial, panel, place_by
+from tests.results.made import KNOWING, changed, in_production, made_row, made_trial, panel
 
 from leaktight.audits.answer import answer
 from leaktight.audits.cells import gather
@@ -41,18 +41,7 @@ def test_what_was_not_decided_is_not_called_help() -> None:
 
 
 def test_production_is_named_beside_the_upper_bound_and_not_mixed_with_it() -> None:
-    production = [
-        changed(
-            each,
-            id=f"production.{each.id}",
-            track="production",
-            scores={"ssim": [0.3], "psnr": [9.0]},
-            rank={"place": place_by(0.3, each.trial), "decoys": 99},
-        )
-        for each in panel()
-        if each.defense == "none"
-    ]
-    found = answered([*panel(), *production])
+    found = answered([*panel(), *in_production()])
     assert found.leaks.endswith(
         "That is the easiest update to attack; one of real training gave nothing away to these attacks."
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.results.made import CRASHED, KNOWING, THREAT, changed, made_row, made_trial, panel, place_by
+from tests.results.made import CRASHED, KNOWING, THREAT, changed, in_production, made_row, made_trial, panel, place_by
 
 from leaktight.audits.cells import gather
 from leaktight.audits.tradeoff import recommend
@@ -171,18 +171,7 @@ def test_several_rounds_of_one_victim_are_one_victim() -> None:
 
 
 def test_tracks_are_judged_apart() -> None:
-    production = [
-        changed(
-            each,
-            id=f"production.{each.id}",
-            track="production",
-            scores={"ssim": [0.3], "psnr": [9.0]},
-            rank={"place": place_by(0.3, each.trial), "decoys": 99},
-        )
-        for each in panel()
-        if each.defense == "none"
-    ]
-    found = {(each.track, each.defense): each for each in verdicts([*panel(), *production])}
+    found = {(each.track, each.defense): each for each in verdicts([*panel(), *in_production()])}
     assert found["diagnostic", "none"].verdict == "reconstructed"
     assert found["production", "none"].verdict == "nothing-found"
     assert "on diagnostic updates" in found["production", "none"].because

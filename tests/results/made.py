@@ -100,6 +100,21 @@ def panel(
     ]
 
 
+def in_production() -> list[Trial]:
+    """The undefended trials of `panel` in the production track, in which nothing is found."""
+    return [
+        changed(
+            each,
+            id=f"production.{each.id}",
+            track="production",
+            scores={"ssim": [0.3], "psnr": [9.0]},
+            rank={"place": place_by(0.3, each.trial), "decoys": 99},
+        )
+        for each in panel()
+        if each.defense == "none"
+    ]
+
+
 def place_by(score: float, trial: int) -> int:
     """1 for a score above 0.6, otherwise places that are spread evenly over 1 to 100."""
     return 1 if score > 0.6 else (37 * trial + 50) % 100 + 1
