@@ -147,7 +147,9 @@ class Shows(Attack):
         return Reconstruction(Batch(image, torch.zeros(1, dtype=torch.long)), 0.0)
 
 
-@pytest.mark.parametrize(("value", "valid"), [(1e30, True), (torch.inf, False), (-torch.inf, False), (torch.nan, False)])
+@pytest.mark.parametrize(
+    ("value", "valid"), [(1e30, True), (torch.inf, False), (-torch.inf, False), (torch.nan, False)]
+)
 def test_a_guess_that_is_not_finite_makes_no_valid_trial(tmp_path: Path, value: float, valid: bool) -> None:
     experiment = small_experiment(tmp_path, *BLIND, "audit.trials=1")
     (trial,) = trials_of(replace(experiment, attacks=(AttackEntry("shows", {}, Shows(value=value)),)), "shows")

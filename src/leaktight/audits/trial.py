@@ -90,8 +90,8 @@ def _outcome(run: Callable[[], Attempted]) -> Attempted:
 def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
     """Match guesses to true examples once, then score them.
 
-    Guesses beyond the number of examples are cut first, in the attack's own order. A guess with an infinite pixel has no
-    score, like one with a NaN.
+    Guesses beyond the number of examples are cut first, in the attack's own order. A guess with an infinite pixel has
+    no score, like one with a NaN.
     """
     guesses = len(guess)
     shown = guess.inputs[: len(truth)].nan_to_num(*[torch.nan] * 3)
