@@ -35,8 +35,8 @@ LEAKED_IF = (
 ).format(*THRESHOLDS["ssim"], *THRESHOLDS["psnr"])
 """The definition of a reconstruction, as results print it."""
 
-Place = tuple[Track, str, int, int]
-"""Which client's update: the track, the defense, the trial, the round."""
+Place = tuple[Track, str, int, int, str | None]
+"""Which client's update: the track, the defense, the trial, the round, and the digest of its examples."""
 
 
 class CellKey(NamedTuple):
@@ -209,7 +209,11 @@ def by_victim(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def best_controls(trials: Sequence[Trial]) -> dict[Place, dict[str, list[float | None]]]:
-    """By place and metric, the best score of any control for each example."""
+    """By place and metric, the best score of any control for each example.
+
+    An attack that asks for further rounds may see other examples than the controls. Each of these is compared with the
+    best score of any control for any example of that trial.
+    """
     found: dict[Place, dict[str, list[float | None]]] = {}
     for trial in trials:
         if trial.role != "control" or trial.status != "done":
@@ -218,12 +222,25 @@ def best_controls(trials: Sequence[Trial]) -> dict[Place, dict[str, list[float |
         for metric, scores in trial.scores.items():
             if scores is not None:
                 before = best.get(metric, [None] * len(scores))
-                better = max if trial.leaks_when(metric) == "high" else min
-                best[metric] = [
-                    better((each for each in pair if each is not None), default=None)
-                    for pair in zip(before, scores, strict=True)
-                ]
+                best[metric] = [_best(trial, metric, pair) for pair in zip(before, scores, strict=True)]
+    beside: dict[Place, dict[str, list[float | None]]] = {}
+    for place, best in found.items():
+        same = beside.setdefault((*place[:4], None), {})
+        for metric, values in best.items():
+            same.setdefault(metric, []).extend(values)
+    for trial in trials:
+        if trial.role == "attack" and place_of(trial) not in found:
+            others = beside.get((*place_of(trial)[:4], None), {})
+            found[place_of(trial)] = {
+                metric: [_best(trial, metric, values)] * len(trial.scores.get(metric) or ())
+                for metric, values in others.items()
+            }
     return found
+
+
+def _best(trial: Trial, metric: str, scores: Iterable[float | None]) -> float | None:
+    better = max if trial.leaks_when(metric) == "high" else min
+    return better((score for score in scores if score is not None), default=None)
 
 
 def _stands_out(
@@ -251,4 +268,4 @@ def _stands_out(
 
 
 def place_of(trial: Trial) -> Place:
-    return trial.track, trial.defense, trial.trial, trial.round
+    return trial.track, trial.defense, trial.trial, trial.round, trial.examples
