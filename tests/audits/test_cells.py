@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from tests.results.made import changed, made_trial, panel
 
-from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, gather, place_of
+from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, by_victim, gather, place_of
 from leaktight.results.schema import Trial
 
 
@@ -95,3 +95,9 @@ def test_an_attack_on_other_examples_has_to_beat_the_best_control(others: list[f
     assert not cell_of(lines, "none", "fishing").reconstructed
     better = [changed(lines[0], scores={"ssim": [0.95, 0.1]}), lines[1]]
     assert cell_of(better, "none", "fishing").reconstructed
+
+
+def test_victims_are_one_if_a_chain_of_trials_joins_them() -> None:
+    seen = [(0, "a"), (0, "b"), (1, "c"), (1, "b"), (2, "d")]
+    lines = [made_trial(trial=trial, round_index=at % 2, examples=examples) for at, (trial, examples) in enumerate(seen)]
+    assert [[line.trial for line in group] for group in by_victim(lines)] == [[0, 0, 1, 1], [2]]

@@ -194,3 +194,28 @@ def test_looks_count_in_the_correction() -> None:
     once, twice = Panel(cells, 0.15, 1), Panel(cells, 0.15, 2)
     for key, test in once.identification.items():
         assert twice.identification[key].corrected == pytest.approx(min(1.0, 2 * test.corrected))
+
+
+def test_both_tracks_are_corrected_together() -> None:
+    places = [5, 5, 20, 60]
+    lines = [
+        made_trial("none", "csdlg", n, track=track, place=place if track == "diagnostic" else 50)
+        for track in ("diagnostic", "production")
+        for n, place in enumerate(places)
+    ]
+    alone = Panel(gather([each for each in lines if each.track == "diagnostic"]), 0.15)
+    both = Panel(gather(lines), 0.15)
+    (key,) = alone.identification
+    assert both.identification[key].corrected == pytest.approx(2 * alone.identification[key].corrected)
+    assert (alone.verdicts()[0].verdict, both.verdicts()[0].verdict) == ("identified", "cannot-conclude")
+
+
+def test_a_close_guess_of_an_attack_that_seldom_works_stands_against_nothing_found() -> None:
+    weak = [
+        made_trial(defense, "dlg", n, ssim=[0.9 if n == 0 else 0.2], place=place_by(0.2, n))
+        for defense in ("none", "noise")
+        for n in range(20)
+    ]
+    verdict = judged([*panel(), *weak])["noise"]
+    assert verdict.verdict == "cannot-conclude"
+    assert "dlg seems to reconstruct 1 of 20 victims" in verdict.because

@@ -198,13 +198,21 @@ def gather(trials: Sequence[Trial]) -> list[CellTrials]:
     return [CellTrials(group, controls) for group in groups.values()]
 
 
-def by_victim(trials: Iterable[Trial]) -> list[list[Trial]]:
+def by_victim(trials: Sequence[Trial]) -> list[list[Trial]]:
     """The trials by victim: those of one trial number, and those with the same examples, have one victim."""
-    first: dict[str, int] = {}
-    groups: dict[int, list[Trial]] = {}
+    joined: dict[int | str, int | str] = {}
+
+    def victim(key: int | str) -> int | str:
+        while joined.setdefault(key, key) != key:
+            key = joined[key]
+        return key
+
     for trial in trials:
-        number = trial.trial if trial.examples is None else first.setdefault(trial.examples, trial.trial)
-        groups.setdefault(number, []).append(trial)
+        if trial.examples is not None:
+            joined[victim(trial.examples)] = victim(trial.trial)
+    groups: dict[int | str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(victim(trial.trial), []).append(trial)
     return list(groups.values())
 
 
