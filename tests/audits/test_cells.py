@@ -99,5 +99,7 @@ def test_an_attack_on_other_examples_has_to_beat_the_best_control(others: list[f
 
 def test_victims_are_one_if_a_chain_of_trials_joins_them() -> None:
     seen = [(0, "a"), (0, "b"), (1, "c"), (1, "b"), (2, "d")]
-    lines = [made_trial(trial=trial, round_index=at % 2, examples=examples) for at, (trial, examples) in enumerate(seen)]
+    lines = [
+        made_trial(trial=trial, round_index=at % 2, examples=examples) for at, (trial, examples) in enumerate(seen)
+    ]
     assert [[line.trial for line in group] for group in by_victim(lines)] == [[0, 0, 1, 1], [2]]

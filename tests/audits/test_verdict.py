@@ -219,3 +219,14 @@ def test_a_close_guess_of_an_attack_that_seldom_works_stands_against_nothing_fou
     verdict = judged([*panel(), *weak])["noise"]
     assert verdict.verdict == "cannot-conclude"
     assert "dlg seems to reconstruct 1 of 20 victims" in verdict.because
+
+
+def test_a_guess_without_controls_and_decoys_is_neither_a_leak_nor_protection() -> None:
+    trials = [
+        changed(each, scores={"ssim": [0.99], "psnr": [60.0]}, rank=None)
+        if (each.defense, each.attack, each.trial) == (*ATTACK, 3)
+        else each
+        for each in panel()
+        if (each.defense, each.attack, each.trial) != ("noise", "mean_image", 3)
+    ]
+    assert judged(trials)["noise"].verdict == "cannot-conclude"

@@ -262,13 +262,15 @@ def _stands_out(
 ) -> bool:
     """Whether an example scores at least `least`, `margin` above the controls, and above its closest decoy.
 
-    far: above the decoys by `margin`, too.
+    far: above the decoys by `margin`, too; with neither controls nor decoys there is nothing to stand out from.
     """
     scores = trial.scores.get(metric) or ()
     beside = controls.get(metric) or [None] * len(scores)
     decoys = trial.decoy_scores.get(metric) or [None] * len(scores)
     for score, control, decoy in zip(scores, beside, decoys, strict=True):
         if score is None or score < least or (control is not None and score < control + margin):
+            continue
+        if far and control is None and decoy is None:
             continue
         if decoy is None or (score >= decoy + margin if far else score > decoy):
             return True

@@ -228,11 +228,7 @@ class Panel:
         """The finding that the verdict follows: a leak; else a doubt about an attack that works; else nothing-found."""
         if findings[0].word not in ("cannot-conclude", "nothing-found"):
             return findings[0]
-        able = [
-            each
-            for each in findings
-            if each.cell.reconstructed or self.works(self.positive_control(each.cell))
-        ]
+        able = [each for each in findings if each.cell.reconstructed or self.works(self.positive_control(each.cell))]
         doubtful = [each for each in able or findings if each.word == "cannot-conclude"]
         if doubtful:
             first, others = doubtful[0], doubtful[1:]
