@@ -230,3 +230,18 @@ def test_a_guess_without_controls_and_decoys_is_neither_a_leak_nor_protection() 
         if (each.defense, each.attack, each.trial) != ("noise", "mean_image", 3)
     ]
     assert judged(trials)["noise"].verdict == "cannot-conclude"
+
+
+def test_without_decoys_nobody_is_said_not_to_be_identified() -> None:
+    exact = {"ssim": [0.99], "psnr": [60.0]}
+    lines = [changed(each, rank=None) for each in spoilt(panel(), ("none", "csdlg"), scores=exact)]
+    verdict = judged(lines)["noise"]
+    assert verdict.verdict == "nothing-found"
+    assert "reconstructed none of 20 victims" in verdict.because
+    assert "identification was not tested" in verdict.because
+
+
+def test_a_control_that_identifies_is_not_said_to_reconstruct() -> None:
+    found = judged(spoilt(panel(leaking=0.3), ("none", "csdlg"), rank={"place": 1, "decoys": 99}))["noise"]
+    assert found.verdict == "nothing-found"
+    assert "without the defense it identifies 20 victims" in found.because

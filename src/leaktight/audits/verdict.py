@@ -194,10 +194,15 @@ class Panel:
         """That these attacks found nothing; the scores of the first."""
         where = "on diagnostic updates" if cells[0].defense == UNDEFENDED else "without the defense"
         whose = "" if len(cells) == 1 else f" by {named(cells[0])}"
+        tested = all(cell.identification is not None for cell in cells)
+        untested = "" if tested else "; identification was not tested, for want of images of the same classes"
+        control = self.positive_control(cells[0])
+        works = "identifies" if control is not None and self.level(control) == "identified" else "reconstructs"
+        shown = count(control) if control is not None and works == "identifies" else share(control)
         return (
-            f"{listed(named(cell) for cell in cells)} reconstructed and identified none of {victims} victims (so with "
-            f"95 % confidence fewer than {100 * upper_bound(0, victims):.0f} % of all would be reconstructed): "
-            f"{scores(cells[0])}{whose}; {where} it reconstructs {share(self.positive_control(cells[0]))}."
+            f"{listed(named(cell) for cell in cells)} reconstructed {'and identified ' if tested else ''}none of "
+            f"{victims} victims (so with 95 % confidence fewer than {100 * upper_bound(0, victims):.0f} % of all would "
+            f"be reconstructed): {scores(cells[0])}{whose}; {where} it {works} {shown}{untested}."
         )
 
     def verdicts(self) -> list[Verdict]:
