@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from tests.results.made import changed, made_trial, panel
 
-from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, gather, place_of
+from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, by_victim, gather, place_of
 from leaktight.results.schema import Trial
 
 
@@ -61,7 +61,7 @@ def test_controls_are_those_of_the_same_victim_the_best_for_each_example() -> No
         made_trial("none", "mean_image", 1, ssim=[0.9, 0.9], role="control"),
         made_trial("none", "csdlg", 0, ssim=[1.0, 1.0]),
     ]
-    assert best_controls(lines)["diagnostic", "none", 0, 0]["ssim"] == [0.3, 0.5]
+    assert best_controls(lines)["diagnostic", "none", 0, 0, None]["ssim"] == [0.3, 0.5]
 
 
 def test_a_cell_is_what_its_lines_say() -> None:
@@ -83,3 +83,23 @@ def test_a_low_mse_is_the_most_leaking_one() -> None:
     ]
     cell = cell_of(lines, "none")
     assert cell.most_leaking("mse") == "none.csdlg.t000.r000"
+
+
+@pytest.mark.parametrize("others", [[0.2, 0.7], [0.2, 0.7, 0.3]], ids=["as many", "more"])
+def test_an_attack_on_other_examples_has_to_beat_the_best_control(others: list[float]) -> None:
+    """As one that asks for further rounds, in which the client draws anew."""
+    lines = [
+        made_trial(attack="fishing", ssim=[0.75, 0.1], examples="second round"),
+        made_trial(attack="mean_image", ssim=others, role="control", examples="first round"),
+    ]
+    assert not cell_of(lines, "none", "fishing").reconstructed
+    better = [changed(lines[0], scores={"ssim": [0.95, 0.1]}), lines[1]]
+    assert cell_of(better, "none", "fishing").reconstructed
+
+
+def test_victims_are_one_if_a_chain_of_trials_joins_them() -> None:
+    seen = [(0, "a"), (0, "b"), (1, "c"), (1, "b"), (2, "d")]
+    lines = [
+        made_trial(trial=trial, round_index=at % 2, examples=examples) for at, (trial, examples) in enumerate(seen)
+    ]
+    assert [[line.trial for line in group] for group in by_victim(lines)] == [[0, 0, 1, 1], [2]]

@@ -65,7 +65,15 @@ def test_a_flag_says_where_why_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "stuck"), [(1.0, 0.995, True), (1.0, 0.5, False), (1e-12, 1e-12, False), (None, 1.0, False)]
+    ("first", "last", "stuck"),
+    [
+        (1.0, 0.995, True),
+        (1.0, 0.5, False),
+        (1e-12, 1e-12, False),
+        (None, 1.0, False),
+        (-1.0, -1.0, True),
+        (-1.0, -1.5, False),
+    ],
 )
 def test_a_loss_that_began_at_nothing_is_not_stuck(first: float | None, last: float, stuck: bool) -> None:
     lines = spoilt(("none", "csdlg"), first_loss=first, loss=last)

@@ -101,3 +101,57 @@ def test_who_only_knows_the_label_does_not_beat_the_controls(tmp_path: Path, sho
         for (ssim, gain), (psnr, louder) in zip(above["ssim"], above["psnr"], strict=True)
     )
     assert seeming == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writes(Attack):
+    """An attack that overwrites everything that it is given."""
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        (one,) = seen
+        assert one.public_data is not None
+        given = (
+            *one.public_data.inputs.unsqueeze(0),
+            *one.broadcast.params.values(),
+            *one.update.tensors.values(),
+            *one.model.parameters(),
+        )
+        for tensor in given:
+            tensor.detach().zero_()
+        return Reconstruction(Batch(one.inputs.blank(1, torch.zeros(1)), torch.zeros(1, dtype=torch.long)), 0.0)
+
+
+def test_what_an_attack_writes_reaches_neither_the_judge_nor_other_trials(tmp_path: Path) -> None:
+    experiment = small_experiment(tmp_path, *BLIND, "audit.trials=1", "model.init='default'").keyed(b"k" * 32)
+    control = next(entry for entry in experiment.attacks if entry.name == "mean_image")
+    (alone,) = trials_of(replace(experiment, attacks=(control,)), "mean_image")
+    runner = TrialRunner(replace(experiment, attacks=(AttackEntry("writes", {}, Writes()), control)))
+    writes, beside = [runner(f"none.{name}.t000.r000", print).trial for name in ("writes", "mean_image")]
+    assert writes.error is None
+    assert writes.update_changed is False
+    assert beside.scores == alone.scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shows(Attack):
+    """An attack without a search whose guess has this value in every pixel."""
+
+    value: float
+
+    @property
+    def searches(self) -> bool:
+        return False
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        image = seen[0].inputs.blank(1, torch.zeros(1)) + self.value
+        return Reconstruction(Batch(image, torch.zeros(1, dtype=torch.long)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "valid"), [(1e30, True), (torch.inf, False), (-torch.inf, False), (torch.nan, False)]
+)
+def test_a_guess_that_is_not_finite_makes_no_valid_trial(tmp_path: Path, value: float, valid: bool) -> None:
+    experiment = small_experiment(tmp_path, *BLIND, "audit.trials=1")
+    (trial,) = trials_of(replace(experiment, attacks=(AttackEntry("shows", {}, Shows(value=value)),)), "shows")
+    assert trial.error is None
+    assert (trial.fault is None) is valid

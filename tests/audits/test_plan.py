@@ -13,7 +13,7 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.audits.plan import Experiment, named
 from leaktight.audits.settings import AuditSettings
-from leaktight.config.audit import build_experiment
+from leaktight.config.audit import build_experiment, build_tracks
 from leaktight.config.scenario import load_data
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense
@@ -115,3 +115,22 @@ def test_who_knows_what(tmp_path: Path) -> None:
     assert replace(attack, against="noise").threat(base).knows == {Knowledge.LABELS, Knowledge.DEFENSE}
     for finds_labels in (Dlg(), IdlgAttack(), CsDlg(labels=Geng())):
         assert not replace(attack, value=finds_labels).threat(base).knows, "what it reads it has read"
+
+
+@pytest.mark.parametrize(("iterations", "name"), [(1, "csdlg"), (7, "csdlg(iterations=7)")])
+def test_an_attack_in_production_is_shown_to_work_with_its_own_settings(
+    tmp_path: Path, iterations: int, name: str
+) -> None:
+    more = f"""
+    [[production.attack]]
+    kind = "csdlg"
+    iterations = {iterations}
+    backend = "eager"
+    """
+    experiment, production = build_tracks(small_config(tmp_path, more=more), adaptive=False)
+    assert production is not None
+    (own,) = [each for each in production.attacks if each.role == "attack"]
+    (control,) = [each for each in experiment.attacks if each.name == name]
+    assert own.name == name
+    assert control.settings == own.settings
+    assert control.meets("none")

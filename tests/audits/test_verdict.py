@@ -183,3 +183,54 @@ def test_looks_count_in_the_correction() -> None:
     once, twice = Panel(cells, 0.15, 1), Panel(cells, 0.15, 2)
     for key, test in once.identification.items():
         assert twice.identification[key].corrected == pytest.approx(min(1.0, 2 * test.corrected))
+
+
+def test_both_tracks_are_corrected_together() -> None:
+    places = [5, 5, 20, 60]
+    lines = [
+        made_trial("none", "csdlg", n, track=track, place=place if track == "diagnostic" else 50)
+        for track in ("diagnostic", "production")
+        for n, place in enumerate(places)
+    ]
+    alone = Panel(gather([each for each in lines if each.track == "diagnostic"]), 0.15)
+    both = Panel(gather(lines), 0.15)
+    (key,) = alone.identification
+    assert both.identification[key].corrected == pytest.approx(2 * alone.identification[key].corrected)
+    assert (alone.verdicts()[0].verdict, both.verdicts()[0].verdict) == ("identified", "cannot-conclude")
+
+
+def test_a_close_guess_of_an_attack_that_seldom_works_stands_against_nothing_found() -> None:
+    weak = [
+        made_trial(defense, "dlg", n, ssim=[0.9 if n == 0 else 0.2], place=place_by(0.2, n))
+        for defense in ("none", "noise")
+        for n in range(20)
+    ]
+    verdict = judged([*panel(), *weak])["noise"]
+    assert verdict.verdict == "cannot-conclude"
+    assert "dlg seems to reconstruct 1 of 20 victims" in verdict.because
+
+
+def test_a_guess_without_controls_and_decoys_is_neither_a_leak_nor_protection() -> None:
+    trials = [
+        changed(each, scores={"ssim": [0.99], "psnr": [60.0]}, rank=None)
+        if (each.defense, each.attack, each.trial) == (*ATTACK, 3)
+        else each
+        for each in panel()
+        if (each.defense, each.attack, each.trial) != ("noise", "mean_image", 3)
+    ]
+    assert judged(trials)["noise"].verdict == "cannot-conclude"
+
+
+def test_without_decoys_nobody_is_said_not_to_be_identified() -> None:
+    exact = {"ssim": [0.99], "psnr": [60.0]}
+    lines = [changed(each, rank=None) for each in spoilt(panel(), ("none", "csdlg"), scores=exact)]
+    verdict = judged(lines)["noise"]
+    assert verdict.verdict == "nothing-found"
+    assert "reconstructed none of 20 victims" in verdict.because
+    assert "identification was not tested" in verdict.because
+
+
+def test_a_control_that_identifies_is_not_said_to_reconstruct() -> None:
+    found = judged(spoilt(panel(leaking=0.3), ("none", "csdlg"), rank={"place": 1, "decoys": 99}))["noise"]
+    assert found.verdict == "nothing-found"
+    assert "without the defense it identifies 20 victims" in found.because

@@ -35,8 +35,8 @@ LEAKED_IF = (
 ).format(*THRESHOLDS["ssim"], *THRESHOLDS["psnr"])
 """The definition of a reconstruction, as results print it."""
 
-Place = tuple[Track, str, int, int]
-"""Which client's update: the track, the defense, the trial, the round."""
+Place = tuple[Track, str, int, int, str | None]
+"""Which client's update: the track, the defense, the trial, the round, and the digest of its examples."""
 
 
 class CellKey(NamedTuple):
@@ -198,18 +198,30 @@ def gather(trials: Sequence[Trial]) -> list[CellTrials]:
     return [CellTrials(group, controls) for group in groups.values()]
 
 
-def by_victim(trials: Iterable[Trial]) -> list[list[Trial]]:
+def by_victim(trials: Sequence[Trial]) -> list[list[Trial]]:
     """The trials by victim: those of one trial number, and those with the same examples, have one victim."""
-    first: dict[str, int] = {}
-    groups: dict[int, list[Trial]] = {}
+    joined: dict[int | str, int | str] = {}
+
+    def victim(key: int | str) -> int | str:
+        while joined.setdefault(key, key) != key:
+            key = joined[key]
+        return key
+
     for trial in trials:
-        number = trial.trial if trial.examples is None else first.setdefault(trial.examples, trial.trial)
-        groups.setdefault(number, []).append(trial)
+        if trial.examples is not None:
+            joined[victim(trial.examples)] = victim(trial.trial)
+    groups: dict[int | str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(victim(trial.trial), []).append(trial)
     return list(groups.values())
 
 
 def best_controls(trials: Sequence[Trial]) -> dict[Place, dict[str, list[float | None]]]:
-    """By place and metric, the best score of any control for each example."""
+    """By place and metric, the best score of any control for each example.
+
+    An attack that asks for further rounds may see other examples than the controls. Each of these is compared with the
+    best score of any control for any example of that trial.
+    """
     found: dict[Place, dict[str, list[float | None]]] = {}
     for trial in trials:
         if trial.role != "control" or trial.status != "done":
@@ -218,12 +230,25 @@ def best_controls(trials: Sequence[Trial]) -> dict[Place, dict[str, list[float |
         for metric, scores in trial.scores.items():
             if scores is not None:
                 before = best.get(metric, [None] * len(scores))
-                better = max if trial.leaks_when(metric) == "high" else min
-                best[metric] = [
-                    better((each for each in pair if each is not None), default=None)
-                    for pair in zip(before, scores, strict=True)
-                ]
+                best[metric] = [_best(trial, metric, pair) for pair in zip(before, scores, strict=True)]
+    beside: dict[Place, dict[str, list[float | None]]] = {}
+    for place, best in found.items():
+        same = beside.setdefault((*place[:4], None), {})
+        for metric, values in best.items():
+            same.setdefault(metric, []).extend(values)
+    for trial in trials:
+        if trial.role == "attack" and place_of(trial) not in found:
+            others = beside.get((*place_of(trial)[:4], None), {})
+            found[place_of(trial)] = {
+                metric: [_best(trial, metric, values)] * len(trial.scores.get(metric) or ())
+                for metric, values in others.items()
+            }
     return found
+
+
+def _best(trial: Trial, metric: str, scores: Iterable[float | None]) -> float | None:
+    better = max if trial.leaks_when(metric) == "high" else min
+    return better((score for score in scores if score is not None), default=None)
 
 
 def _stands_out(
@@ -237,7 +262,7 @@ def _stands_out(
 ) -> bool:
     """Whether an example scores at least `least`, `margin` above the controls, and above its closest decoy.
 
-    far: above the decoys by `margin`, too.
+    far: above the decoys by `margin`, too; with neither controls nor decoys there is nothing to stand out from.
     """
     scores = trial.scores.get(metric) or ()
     beside = controls.get(metric) or [None] * len(scores)
@@ -245,10 +270,12 @@ def _stands_out(
     for score, control, decoy in zip(scores, beside, decoys, strict=True):
         if score is None or score < least or (control is not None and score < control + margin):
             continue
+        if far and control is None and decoy is None:
+            continue
         if decoy is None or (score >= decoy + margin if far else score > decoy):
             return True
     return False
 
 
 def place_of(trial: Trial) -> Place:
-    return trial.track, trial.defense, trial.trial, trial.round
+    return trial.track, trial.defense, trial.trial, trial.round, trial.examples

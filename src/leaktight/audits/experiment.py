@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
@@ -178,12 +179,15 @@ class TrialRunner:
         return outcome, {true: judged.truth, guess: judged.guess}
 
     def _guesses(self, spec: TrialSpec, given: Sequence[Sequence[Observation]]) -> list[Reconstruction]:
-        """The guess of an attack; those of a control, which sees no update and may be asked several times."""
+        """The guess of an attack; those of a control, which sees no update and may be asked several times.
+
+        They work on copies: what they write reaches neither the judge nor other trials.
+        """
         attack = spec.attack.value
         rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
         if spec.attack.role == "attack":
-            return [reconstructed(attack, given, rng=rng)]
-        blind = [[without_update(each) for each in seen] for seen in given]
+            return [reconstructed(attack, deepcopy(given), rng=rng)]
+        blind = [[without_update(each) for each in seen] for seen in deepcopy(given)]
         draws = attack.draws if isinstance(attack, Control) else 1
         return [
             reconstructed(attack, blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)

@@ -90,10 +90,12 @@ def _outcome(run: Callable[[], Attempted]) -> Attempted:
 def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
     """Match guesses to true examples once, then score them.
 
-    Guesses beyond the number of examples are cut first, in the attack's own order.
+    Guesses beyond the number of examples are cut first, in the attack's own order. A guess with an infinite pixel has
+    no score, like one with a NaN.
     """
     guesses = len(guess)
-    guess = Batch(guess.inputs[: len(truth)], guess.targets[: len(truth)])
+    shown = guess.inputs[: len(truth)].nan_to_num(*[torch.nan] * 3)
+    guess = Batch(shown, guess.targets[: len(truth)])
     aligned = align(guess.inputs, truth.inputs, match(guess.inputs, truth.inputs))
     scores: dict[str, tuple[float | None, ...] | None] = {
         name: tuple(metric(aligned, truth.inputs).tolist()) for name, metric in metrics.metrics.items()

@@ -92,18 +92,18 @@ class Panel:
     @cached_property
     def _tests(self) -> dict[str, dict[CellKey, Significance]]:
         tests: dict[str, dict[CellKey, Significance]] = {"identification": {}, "labels": {}}
-        for track in dict.fromkeys(cell.track for cell in self.attacks):
-            chances = self._chances(track)
-            for (kind, cell, chance), corrected in zip(chances, holm([each for *_, each in chances]), strict=True):
-                whole = min(1.0, self.looks * corrected)
-                tests[kind][cell.key] = Significance(victims=len(cell.victims), chance=chance, corrected=whole)
+        corrected = holm([chance for *_, chance in self._chances])
+        for (kind, cell, chance), own in zip(self._chances, corrected, strict=True):
+            whole = min(1.0, self.looks * own)
+            tests[kind][cell.key] = Significance(victims=len(cell.victims), chance=chance, corrected=whole)
         return tests
 
-    def _chances(self, track: Track) -> list[tuple[str, CellTrials, float]]:
+    @cached_property
+    def _chances(self) -> list[tuple[str, CellTrials, float]]:
+        """Every test of the run, in all tracks."""
         return [
             (kind, cell, chance)
             for cell in self.attacks
-            if cell.track == track
             for kind, chance in (("identification", cell.identification), ("labels", cell.label_reading))
             if chance is not None
         ]
@@ -131,7 +131,7 @@ class Panel:
         if self.level(cell) == "reconstructed" and (cell.success_rate or 0) >= MOST:
             return True
         test = self.identification.get(cell.key)
-        tests = len(self._chances(cell.track)) * self.looks
+        tests = len(self._chances) * self.looks
         return test is not None and test.chance <= clear_chance(ERROR / tests)
 
     def positive_control(self, cell: CellTrials) -> CellTrials | None:
@@ -194,10 +194,15 @@ class Panel:
         """That these attacks found nothing; the scores of the first."""
         where = "on diagnostic updates" if cells[0].defense == UNDEFENDED else "without the defense"
         whose = "" if len(cells) == 1 else f" by {named(cells[0])}"
+        tested = all(cell.identification is not None for cell in cells)
+        untested = "" if tested else "; identification was not tested, for want of images of the same classes"
+        control = self.positive_control(cells[0])
+        works = "identifies" if control is not None and self.level(control) == "identified" else "reconstructs"
+        shown = count(control) if control is not None and works == "identifies" else share(control)
         return (
-            f"{listed(named(cell) for cell in cells)} reconstructed and identified none of {victims} victims (so with "
-            f"95 % confidence fewer than {100 * upper_bound(0, victims):.0f} % of all would be reconstructed): "
-            f"{scores(cells[0])}{whose}; {where} it reconstructs {share(self.positive_control(cells[0]))}."
+            f"{listed(named(cell) for cell in cells)} reconstructed {'and identified ' if tested else ''}none of "
+            f"{victims} victims (so with 95 % confidence fewer than {100 * upper_bound(0, victims):.0f} % of all would "
+            f"be reconstructed): {scores(cells[0])}{whose}; {where} it {works} {shown}{untested}."
         )
 
     def verdicts(self) -> list[Verdict]:
@@ -228,7 +233,7 @@ class Panel:
         """The finding that the verdict follows: a leak; else a doubt about an attack that works; else nothing-found."""
         if findings[0].word not in ("cannot-conclude", "nothing-found"):
             return findings[0]
-        able = [each for each in findings if self.works(self.positive_control(each.cell))]
+        able = [each for each in findings if each.cell.reconstructed or self.works(self.positive_control(each.cell))]
         doubtful = [each for each in able or findings if each.word == "cannot-conclude"]
         if doubtful:
             first, others = doubtful[0], doubtful[1:]

@@ -88,7 +88,7 @@ def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experim
     """The experiments of a complete config: the diagnostic one, and that of the production track if there is one.
 
     adaptive: also attack each defense with knowledge of it. An attack of the production track is also tried on
-    undefended diagnostic updates, to show that it works.
+    undefended diagnostic updates, to show that it works; with other settings than there, it has another name.
     """
     data = load_data(config)
     experiment = build_experiment(config, *data, adaptive=adaptive)
@@ -102,6 +102,7 @@ def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experim
         )
     same = (own.data, own.data_root, own.partition) == (config.data, config.data_root, config.partition)
     production = build_experiment(own, *(data if same else load_data(own)), adaptive=adaptive)
+    production = replace(production, attacks=_told_apart(production.attacks, experiment.attacks))
     known = {each.name for each in experiment.attacks}
     missing = [each for each in production.attacks if not each.adaptive and each.name not in known]
     controls = [replace(each, undefended=True) for each in missing if each.role == "attack"]
@@ -136,6 +137,17 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     )
     experiment.attacked_federation(Defense(), 0)  # fails here, not in a worker, if settings do not fit the data
     return experiment
+
+
+def _told_apart(attacks: Sequence[AttackEntry], others: Sequence[AttackEntry]) -> list[AttackEntry]:
+    """The attacks; one that has the name of another track's attack, but other settings, also has these in its name."""
+    theirs = {each.name: each.settings for each in others if each.role == "attack" and not each.adaptive}
+    names = {
+        each.name: named([each.name] * 2, [each.settings, theirs[each.name]])[0]
+        for each in attacks
+        if each.name in theirs and not each.adaptive and each.settings != theirs[each.name]
+    }
+    return [replace(each, name=names.get(each.name, each.name)) for each in attacks]
 
 
 def is_small(model: nn.Module) -> bool:

@@ -234,7 +234,9 @@ class Trial(TrialHead, TrialOutcome):
     def stuck(self) -> bool:
         """Whether the attack's own loss has not fallen."""
         first, last = self.first_loss, self.loss
-        return first is not None and last is not None and abs(first) > _EXACT and last > FALLEN * first
+        if first is None or last is None or abs(first) <= _EXACT:
+            return False
+        return last > first - (1 - FALLEN) * abs(first)
 
 
 class Score(Record):
