@@ -22,19 +22,22 @@ def test_the_five_sentences_say_what_leaks_to_whom_how_sure_what_helps_and_what_
     assert found.to_whom.startswith("A server that follows the protocol")
     assert "none of 20 victims, so fewer than 14 %" in found.how_sure
     assert found.helps == "Nothing was found behind: noise."
-    assert found.costs.startswith("Time of a client's round: noise x 2.0. Accuracy was not measured")
+    assert found.costs.startswith("Time of a client's round: x 2.0 with noise. Accuracy was not measured")
 
 
 def test_a_defense_that_fails_to_who_knows_it_does_not_help() -> None:
     knowing = [made_trial("noise", "csdlg", n, ssim=[0.9], place=1, adaptive=True, threat=KNOWING) for n in range(5)]
     found = answered([*panel(), *knowing])
-    assert found.helps == "None of the defenses tried. Not enough: noise (reconstructed by who knows it)."
+    assert found.helps == (
+        "None of the defenses that were tried. "
+        "Victims were reconstructed by attackers who know the defense behind: noise."
+    )
     assert found.to_whom.endswith("Who also knows the defense gets through noise.")
 
 
 def test_what_was_not_decided_is_not_called_help() -> None:
     found = answered(panel(trials=5))
-    assert found.helps == "None of the defenses tried. Not decided: noise."
+    assert found.helps == "None of the defenses that were tried. Not decided: noise."
 
 
 def test_production_is_named_beside_the_upper_bound_and_not_mixed_with_it() -> None:

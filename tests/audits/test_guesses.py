@@ -82,7 +82,7 @@ def test_guesses_beyond_the_number_of_examples_are_cut_in_the_attacks_own_order(
 
 @pytest.mark.parametrize("shown", ["mean", "random"])
 def test_who_only_knows_the_label_does_not_beat_the_controls(tmp_path: Path, shown: Literal["mean", "random"]) -> None:
-    experiment = small_experiment(tmp_path, *BLIND)
+    experiment = small_experiment(tmp_path, *BLIND).keyed(b"k" * 32)
     controls = [entry for entry in experiment.attacks if entry.role == "control" and entry.name != "prior_only"]
     attack = AttackEntry("of_the_class", {}, OfTheClass(shown=shown))
     experiment = replace(experiment, attacks=(attack, *controls))

@@ -22,5 +22,5 @@ def test_own_model_own_images_one_verdict_in_eight_lines(tmp_path: Path) -> None
     assert isinstance(summary, Summary)
     said = [f"{each.defense}: {each.verdict}. {each.because}" for each in summary.verdicts]
     assert done.stdout.splitlines() == said
-    assert said[0].startswith("none: leaks. csdlg reconstructed 1 of 1 victims")
+    assert said[0].startswith("none: reconstructed. csdlg reconstructed 1 of 1 victim")
     assert {each.defense for each in summary.verdicts} == {"none", "outpost"}

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from statistics import median
 
 from leaktight.audits.cells import CellTrials
+from leaktight.audits.statistics import rate_interval
 from leaktight.report.words import listed, percent, threat_words
 from leaktight.results.schema import UNDEFENDED, WORDS, Answer, Track, Tradeoff, Verdict, Word
 
 _GIVES: dict[Word, str] = {
     "reconstructed": "gives away its training images",
-    "identified": "gives away which images it was trained on, though no image was reconstructed",
+    "identified": "lets an attacker tell its training images from others, though none was reconstructed",
     "labels-read": "gives away the labels of its training images, though no image was found",
     "nothing-found": "gave nothing away to these attacks",
     "cannot-conclude": "cannot be judged by this run",
@@ -68,28 +69,40 @@ def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
             "with 95 % confidence, by attacks that work without the defense."
         )
     else:
-        about = f"{lead.because[:1].upper()}{lead.because[1:]}"
+        about = _lead_words(lead)
     return f"{about} Attacks that ignore the update would be taken for a leak in at most 5 % of runs."
+
+
+def _lead_words(lead: Verdict) -> str:
+    attack = next((each for each in lead.attackers if each.attack == lead.worst_attack), None)
+    if attack is None or lead.verdict != "reconstructed":
+        return f"{lead.because[:1].upper()}{lead.because[1:]}"
+    low, high = rate_interval(attack.reconstructed, attack.victims)
+    return (
+        f"{attack.reconstructed} of {attack.victims} victims: with 95 % confidence {100 * low:.0f} to "
+        f"{100 * high:.0f} % of all. A reconstruction is much closer to its image than any guess without the update."
+    )
 
 
 def _helps(others: Sequence[Verdict]) -> str:
     if not others:
         return "No defense was tried; name some with --defense."
-    groups = [
-        ("Nothing was found behind", [each for each in others if each.verdict == "nothing-found"]),
-        ("Not enough", [each for each in others if _leaking(each)]),
-        ("Not decided", [each for each in others if each.verdict == "cannot-conclude"]),
-    ]
-    first = "" if groups[0][1] else "None of the defenses tried. "
-    parts = [f"{name}: {listed(_with_word(each) for each in group)}." for name, group in groups if group]
-    return first + " ".join(parts)
+    groups: dict[str, list[str]] = {}
+    for each in sorted(others, key=lambda each: -WORDS.index(each.verdict)):
+        groups.setdefault(_standing(each), []).append(each.defense)
+    first = "" if "Nothing was found behind" in groups else "None of the defenses that were tried. "
+    return first + " ".join(f"{standing}: {listed(names)}." for standing, names in groups.items())
 
 
-def _with_word(verdict: Verdict) -> str:
-    if not _leaking(verdict):
-        return verdict.defense
-    knowing = " by who knows it" if "defense" in verdict.threat.knows else ""
-    return f"{verdict.defense} ({verdict.verdict.replace('-', ' ')}{knowing})"
+def _standing(verdict: Verdict) -> str:
+    """How a defense stands, as the start of a sentence that lists such defenses."""
+    if verdict.verdict == "nothing-found":
+        return "Nothing was found behind"
+    if verdict.verdict == "cannot-conclude":
+        return "Not decided"
+    what = {"reconstructed": "Victims were reconstructed", "identified": "Victims were identified"}
+    knowing = " by attackers who know the defense" if "defense" in verdict.threat.knows else ""
+    return f"{what.get(verdict.verdict, 'Labels were read')}{knowing} behind"
 
 
 def _leaking(verdict: Verdict) -> bool:
@@ -103,8 +116,12 @@ def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Trade
         return _weighed(tradeoff)
     base = _seconds(UNDEFENDED, cells)
     times = {defense: _seconds(defense, cells) for defense in defenses}
-    known = [f"{name} {_ratio(own / base)}" for name, own in times.items() if own and base]
-    time = f"Time of a client's round: {listed(known)}. " if known else ""
+    ratios: dict[str, list[str]] = {}
+    for name, own in times.items():
+        if own and base:
+            ratios.setdefault(_ratio(own / base), []).append(name)
+    known = "; ".join(f"{ratio} with {listed(names)}" for ratio, names in ratios.items())
+    time = f"Time of a client's round: {known}. " if known else ""
     return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
 
 
