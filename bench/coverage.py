@@ -139,8 +139,9 @@ def _resampled(samples: Numbers, generator: Generator) -> Numbers:
     """The means of resamples, (repetitions, RESAMPLES); the same places for every sample."""
     count = samples.shape[1]
     chosen_places = generator.integers(0, count, (RESAMPLES, count))
-    weights = np.stack([np.bincount(places, minlength=count) for places in chosen_places], axis=1)
-    return samples @ (weights / count)
+    counts = np.stack([np.bincount(places, minlength=count) for places in chosen_places], axis=1)
+    means: Numbers = samples @ (counts / count)
+    return means
 
 
 def rows(repetitions: int) -> Iterator[str]:

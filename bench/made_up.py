@@ -49,21 +49,22 @@ def says_more(trials: list[Trial]) -> bool:
     return any(panel.level(cell) is not None for cell in panel.attacks)
 
 
+def audit(number: int) -> list[bool]:
+    """Whether a made-up audit says more than nothing-found, at each look."""
+    generator = Rng(number).child("made up").public_numpy()
+    trials = [
+        trial(attack, defense, victim, generator)
+        for attack in range(ATTACKS)
+        for defense in range(DEFENSES)
+        for victim in range(max(LOOKS))
+    ]
+    return [says_more([each for each in trials if each.trial < victims]) for victims in LOOKS]
+
+
 def main() -> None:
-    at_look = [0] * len(LOOKS)
-    at_any = 0
-    for number in range(AUDITS):
-        generator = Rng(number).child("made up").public_numpy()
-        trials = [
-            trial(attack, defense, victim, generator)
-            for attack in range(ATTACKS)
-            for defense in range(DEFENSES)
-            for victim in range(max(LOOKS))
-        ]
-        said = [says_more([each for each in trials if each.trial < victims]) for victims in LOOKS]
-        at_look = [count + more for count, more in zip(at_look, said, strict=True)]
-        at_any += any(said)
+    found = [audit(number) for number in range(AUDITS)]
+    counts = [sum(at_look) for at_look in zip(*found, strict=True)]
     print("| look | audits | say more than nothing-found | 95 % interval |\n|---|---|---|---|")
-    for name, count in zip(("5 victims", "20 victims", "either"), [*at_look, at_any], strict=True):
+    for name, count in zip(("5 victims", "20 victims", "either"), [*counts, sum(map(any, found))], strict=True):
         low, high = rate_interval(count, AUDITS)
         print(f"| {name} | {AUDITS} | {count} | {100 * low:.1f} to {100 * high:.1f} % |")
