@@ -106,7 +106,7 @@ def test_an_update_in_memory_is_inspected() -> None:
         truth=images[:1],
         attacks=[lt.attacks.LinearInversion()],
     )
-    assert [verdict.verdict for verdict in summary.verdicts] == ["leaks"]
+    assert [verdict.verdict for verdict in summary.verdicts] == ["reconstructed"]
 
 
 def test_a_tradeoff_trains_and_weighs_each_defense() -> None:

@@ -54,7 +54,7 @@ def test_the_summary_keeps_its_contract(make_federation: MakeFederation, tmp_pat
         assert parse(TrainingSummary, folder.summary.read_text(), "") == summary
         document = json.loads(folder.summary.read_text())
         plot_learning_curve(summary, tmp_path / "curve.png")
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert set(document) >= {"rounds", "final", "defense", "seconds", "run"}
     assert set(document["final"]) == {"accuracy", "loss"}
     assert set(document["rounds"][0]) >= {"round", "accuracy", "loss", "seconds", "bytes_up", "bytes_down", "clients"}
