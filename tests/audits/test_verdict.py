@@ -234,3 +234,16 @@ def test_a_control_that_identifies_is_not_said_to_reconstruct() -> None:
     found = judged(spoilt(panel(leaking=0.3), ("none", "csdlg"), rank={"place": 1, "decoys": 99}))["noise"]
     assert found.verdict == "nothing-found"
     assert "without the defense it identifies 20 victims" in found.because
+
+
+@pytest.mark.parametrize(("crashed", "word"), [(8, "cannot-conclude"), (7, "nothing-found")])
+def test_victims_whose_trials_were_lost_may_be_those_who_leak(crashed: int, word: str) -> None:
+    lines = [
+        changed(each, **CRASHED) if (each.defense, each.attack) == ATTACK and each.trial < crashed else each
+        for each in panel(trials=50)
+    ]
+    verdict = judged(lines)["noise"]
+    assert verdict.verdict == word
+    if word == "cannot-conclude":
+        assert "8 of 50 ended in an error" in verdict.because
+        assert "at most 15 % may be lost" in verdict.because

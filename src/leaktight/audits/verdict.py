@@ -176,8 +176,11 @@ class Panel:
                 )
             worked = "was not run" if control is None else f"reconstructs {share(control)}"
             return f"{nothing}, but without the defense it {worked}", "Use a stronger attack or an easier update"
-        if len(shared) >= self.needed:
+        lost = sum(trial.fault is not None or not _acted(trial) for trial in cell.trials)
+        if len(shared) >= self.needed and lost <= self.confidence * len(cell.trials):
             return "", ""
+        if len(shared) >= self.needed:
+            asked = f"at most {100 * self.confidence:.0f} % may be lost, as they may be those who leak"
         unchanged = sum(trial.update_changed is False for trial in cell.valid)
         if unchanged:
             return (
@@ -267,11 +270,15 @@ def _shared(cell: CellTrials, control: CellTrials | None) -> list[int]:
     def place(trial: Trial) -> tuple[int, int]:
         return trial.trial, trial.round if cell.track == control.track else 0  # tracks attack different rounds
 
-    def acted(trial: Trial) -> bool:
-        return cell.defense == UNDEFENDED or trial.update_changed is not False
-
     proven = {place(trial) for trial in control.valid}
-    return [group[0].trial for group in cell.victims if any(acted(trial) and place(trial) in proven for trial in group)]
+    return [
+        group[0].trial for group in cell.victims if any(_acted(trial) and place(trial) in proven for trial in group)
+    ]
+
+
+def _acted(trial: Trial) -> bool:
+    """Whether the defense, if there is one, changed the update."""
+    return trial.defense == UNDEFENDED or trial.update_changed is not False
 
 
 def _example(cell: CellTrials) -> str | None:
