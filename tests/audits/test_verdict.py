@@ -194,3 +194,11 @@ def test_looks_count_in_the_correction() -> None:
     once, twice = Panel(cells, 0.15, 1), Panel(cells, 0.15, 2)
     for key, test in once.identification.items():
         assert twice.identification[key].corrected == pytest.approx(min(1.0, 2 * test.corrected))
+
+
+def test_trials_on_the_same_examples_are_not_answered_with_the_number_of_trials_that_were_run() -> None:
+    repeated = [changed(each, examples=f"{each.trial % 10:016x}") for each in panel()]
+    found = judged(repeated)["noise"]
+    assert (found.verdict, found.victims) == ("cannot-conclude", 10)
+    assert "found nothing on 10 victims, since some of its 20 trials attacked the same examples" in found.because
+    assert found.advice.startswith("Set more --trials, attack more clients")
