@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +161,21 @@ def test_a_run_with_other_weights_or_images_is_not_resumed() -> None:
 def test_what_makes_no_sense_is_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         configure(None, options).data.load(Path("data"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": "ten"}, "expected trials to be an integer or 'auto', got 'ten'"),
+        ({"trials": 2.0}, "expected trials to be an integer or 'auto', got 2.0"),
+        ({"trials": True}, "expected trials to be an integer or 'auto', got True"),
+        ({"confidence": "0.05"}, "expected confidence to be a number > 0 and < 1, got '0.05'"),
+        ({"budget": "5"}, "expected budget > 0 minutes, got '5'"),
+    ],
+)
+def test_an_effort_of_a_wrong_type_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        lt.audit(**options)
 
 
 def test_a_config_object_takes_no_tables_beside_it() -> None:

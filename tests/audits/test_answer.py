@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.results.made import KNOWING, changed, in_production, made_row, made_trial, panel
+from tests.results.made import CRASHED, KNOWING, changed, in_production, made_row, made_trial, panel
 
 from leaktight.audits.answer import answer
 from leaktight.audits.cells import gather
@@ -37,7 +37,27 @@ def test_a_defense_that_fails_to_who_knows_it_does_not_help() -> None:
 
 def test_what_was_not_decided_is_not_called_help() -> None:
     found = answered(panel(trials=5))
-    assert found.helps == "None of the defenses that were tried. Not decided: noise."
+    assert found.helps == "Not decided: noise."
+
+
+def test_knowing_the_defense_is_named_only_where_it_takes_that() -> None:
+    leaking = [
+        changed(each, scores={"ssim": [0.9], "psnr": [30.0]}, rank={"place": 1, "decoys": 99})
+        if (each.defense, each.role) == ("noise", "attack")
+        else each
+        for each in panel(trials=5)
+    ]
+    knowing = [made_trial("noise", "csdlg", n, ssim=[0.95], place=1, adaptive=True, threat=KNOWING) for n in range(5)]
+    found = answered([*leaking, *knowing])
+    assert found.helps == "None of the defenses that were tried. Victims were reconstructed behind: noise."
+    assert "Who also knows the defense" not in found.to_whom
+
+
+def test_names_of_attacks_are_spelt_as_they_are_and_one_victim_is_no_plural() -> None:
+    alone = answered(panel(trials=1))
+    assert alone.leaks.endswith("csdlg reconstructed 1 of 1 victim.")
+    broken = answered([changed(each, **CRASHED) if each.role == "attack" else each for each in panel(trials=5)])
+    assert broken.how_sure.startswith("csdlg has no valid trial")
 
 
 def test_production_is_named_beside_the_upper_bound_and_not_mixed_with_it() -> None:

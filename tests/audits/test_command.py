@@ -8,6 +8,8 @@ import pytest
 from tests.audits.scenes import SMALL
 from tests.here import Here
 
+from leaktight.config.names import ENTRIES
+
 
 @pytest.fixture
 def here(here: Here, tmp_path: Path) -> Here:
@@ -28,6 +30,10 @@ def here(here: Here, tmp_path: Path) -> Here:
         (["--trials", "0"], "expected trials >= 1, got 0"),
         (["--confidence", "0"], "expected confidence > 0, got 0"),
         (["--confidence", "1.5"], "expected confidence > 0 and < 1, got 1.5"),
+        (["--trials", "auto", "--confidence", "1e-6"], "expected at most 10000 victims, got 2995731; lower trials, or"),
+        (["--trials", "100000000"], "expected at most 10000 victims, got 100000000"),
+        (["--set", 'threat.knows=["lables"]'], "threat.knows: expected a list of '"),
+        (["--budget", "nan"], "expected budget > 0 minutes, got nan"),
         (["--budget", "0"], "expected budget > 0 minutes, got 0"),
     ],
 )
@@ -71,3 +77,11 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(here: Here, tmp_path: Path
     (tmp_path / "run" / "config.toml").write_text("seed = 1\n")
     assert "add --resume" in here("audit", "small.toml", "--out", "run")[2]
     assert "other settings" in here("audit", "small.toml", "--out", "run", "--resume")[2]
+
+
+def test_help_names_everything_that_can_be_listed(here: Here) -> None:
+    code, out, _ = here("list", "--help")
+    assert code == 0
+    assert "leaktight list threats" in out
+    for kind in ENTRIES:
+        assert kind in out

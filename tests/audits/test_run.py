@@ -12,12 +12,13 @@ import pytest
 from tests.audits.scenes import small_config, small_experiment
 from tests.results.made import changed
 
+from leaktight.api.audit import PlannedAudit
 from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.audits.run import Watcher, check_something_ran, easier_than_training, run_audit
 from leaktight.config.audit import build_experiment, build_tracks, complete
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import Round, Summary, Trial
 from leaktight.results.store import read_summary, read_trials
@@ -249,3 +250,24 @@ def test_a_budget_may_differ_when_a_run_goes_on(tmp_path: Path) -> None:
     assert again.spending is not None
     assert again.spending.ended == "all trials"
     assert again.verdicts == summary.verdicts
+
+
+def test_a_finished_run_keeps_its_digest_when_it_is_resumed(tmp_path: Path) -> None:
+    experiment = small_experiment(tmp_path)
+    before = run(experiment, tmp_path / "run")
+    assert run(experiment, tmp_path / "run", budget=60) == before == read_summary(tmp_path / "run")
+
+
+def test_a_run_that_was_changed_does_not_get_a_new_digest(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    experiment = build_experiment(config, *load_data(config), adaptive=False)
+    planned = PlannedAudit("audit", config, experiment, None, {})
+    before = planned.run(tmp_path / "run")
+    file = tmp_path / "run" / "trials.jsonl"
+    lines = file.read_text()
+    file.write_text(lines + lines.splitlines()[0].replace(".t000", ".t009") + "\n" + '{"schema')
+    again = planned.run(tmp_path / "run", resume=True)
+    assert again.verdicts == before.verdicts, "an interrupted run has more trials, or a torn one"
+    file.write_text(lines.replace('"update_changed": true', '"update_changed": false', 1))
+    with pytest.raises(UsageError, match=r"was changed after it was written \(trial .*: changed\); restore it, or"):
+        planned.run(tmp_path / "run", resume=True)

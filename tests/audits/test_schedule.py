@@ -286,7 +286,7 @@ def test_after_the_budget_no_trial_starts_and_the_verdict_says_so(tmp_path: Path
     found = {each.defense: each for each in summary.verdicts}
     assert (found["none"].verdict, found["noise"].verdict) == ("reconstructed", "cannot-conclude")
     assert "when the budget was spent; 19 are needed" in found["noise"].because
-    assert found["noise"].advice == "raise --budget, and continue with --resume."
+    assert found["noise"].advice == "Raise --budget, and continue with --resume."
     assert {each.defense: each.verdict for each in run([experiment], open_store(tmp_path), Seen()).verdicts} == {
         "none": "reconstructed",
         "noise": "nothing-found",

@@ -247,3 +247,11 @@ def test_victims_whose_trials_were_lost_may_be_those_who_leak(crashed: int, word
     if word == "cannot-conclude":
         assert "8 of 50 ended in an error" in verdict.because
         assert "at most 15 % may be lost" in verdict.because
+
+
+def test_trials_on_the_same_examples_are_not_answered_with_the_number_of_trials_that_were_run() -> None:
+    repeated = [changed(each, examples=f"{each.trial % 10:016x}") for each in panel()]
+    found = judged(repeated)["noise"]
+    assert (found.verdict, found.victims) == ("cannot-conclude", 10)
+    assert "found nothing on 10 victims, since some of its 20 trials attacked the same examples" in found.because
+    assert found.advice.startswith("Set more --trials, attack more clients")

@@ -44,11 +44,11 @@ def test_the_five_answers_come_first(summary: Summary, width: int) -> None:
 def test_every_defense_has_a_line_with_its_word_its_strongest_attacker_and_its_victims(summary: Summary) -> None:
     lines = printed(summary).splitlines()
     for line in (
-        "● reconstructed  no defense: csdlg, 3 of 3 victims",
-        "◐ identified     outpost: csdlg, knows the defense, 1 of 3 victims",
-        "○ nothing found  gaussian_noise: csdlg, 0 of 3 victims",
-        "◐ identified   no defense: agic, 0 of 3 victims",
-        "◔ labels read  outpost: agic, 0 of 3 victims",
+        "● reconstructed  no defense: csdlg, 3 of 3 reconstructed",
+        "◐ identified     outpost: csdlg, knows the defense, 1 of 3 reconstructed",
+        "○ nothing found  gaussian_noise: csdlg, 0 of 3 reconstructed",
+        "◐ identified   no defense: agic, 0 of 3 reconstructed",
+        "◔ labels read  outpost: agic, 0 of 3 reconstructed",
     ):
         assert lines.count(line) == 1
         reason = lines[lines.index(line) + 1]
@@ -78,7 +78,7 @@ def test_what_does_not_count_and_what_was_spent_is_said(summary: Summary) -> Non
     text = printed(summary)
     assert "inverting_gradients on gaussian_noise: 1 invalid: its own loss did not fall" in text
     assert "trials: 52 of at most 120" in text
-    assert "ended because: every verdict was decided" in text
+    assert "ended because: the rule asks for no more trials" in text
 
 
 def test_advice_follows_the_reason(summary: Summary) -> None:
@@ -94,5 +94,5 @@ def test_an_inspection_begins_with_its_verdict(summary: Summary) -> None:
     kept = [cell for cell in summary.cells if cell.track == "diagnostic" and cell.defense == "none"]
     bare = summary.model_copy(update={"cells": tuple(kept), "verdicts": summary.verdicts[:1], "answer": None})
     print_inspection(bare, Console(file=buffer, width=80))
-    assert buffer.getvalue().startswith("● reconstructed  no defense: csdlg, 3 of 3 victims")
+    assert buffer.getvalue().startswith("● reconstructed  no defense: csdlg, 3 of 3 reconstructed")
     assert "first loss" in buffer.getvalue()

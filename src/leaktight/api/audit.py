@@ -17,6 +17,7 @@ from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
 from leaktight.core.errors import UsageError
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Plain, Summary
+from leaktight.results.verify import require_unchanged
 
 Command = Literal["audit", "tradeoff"]
 Trials = int | Literal["auto"]
@@ -60,6 +61,7 @@ class PlannedAudit:
         """
         executor, processes = parse_workers(workers)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
+            require_unchanged(folder.path)
             summary = run_audit(
                 self.experiment.keyed(folder.key),
                 folder,
@@ -91,8 +93,8 @@ def plan(
     **scenario: Unpack[Scenario],
 ) -> PlannedAudit:
     """Read and check everything; nothing is trained or attacked. A trade-off has no production track."""
-    if budget is not None and not budget > 0:
-        raise UsageError(f"expected budget > 0 minutes, got {budget:g}")
+    if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
+        raise UsageError(f"expected budget > 0 minutes, got {budget!r}; leave it out for no end")
     own = "model" in scenario or "data" in scenario
     resolved = complete(
         configure(config, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),

@@ -21,6 +21,7 @@ from leaktight.inspections.files import Tensors
 from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Summary
+from leaktight.results.verify import require_unchanged
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class PlannedInspection:
         """Run the missing attacks in the folder `path`, write the report, and return the summary."""
         executor, _ = parse_workers(workers)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
+            require_unchanged(folder.path)
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,

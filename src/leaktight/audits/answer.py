@@ -7,7 +7,7 @@ from statistics import median
 
 from leaktight.audits.cells import CellTrials
 from leaktight.audits.statistics import rate_interval
-from leaktight.report.words import listed, percent, threat_words
+from leaktight.report.words import counted, listed, percent, threat_words
 from leaktight.results.schema import UNDEFENDED, WORDS, Answer, Track, Tradeoff, Verdict, Word
 
 _GIVES: dict[Word, str] = {
@@ -43,10 +43,10 @@ def _undefended(verdicts: Sequence[Verdict], track: Track) -> Verdict | None:
 def _leaks(lead: Verdict, production: Verdict | None) -> str:
     subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {lead.defense}"
     attack = next((each for each in lead.attackers if each.attack == lead.worst_attack), None)
-    counted = ""
+    how_many = ""
     if attack is not None and lead.verdict == "reconstructed":
-        counted = f": {attack.attack} reconstructed {attack.reconstructed} of {attack.victims} victims"
-    text = f"{subject} {_GIVES[lead.verdict]}{counted}."
+        how_many = f": {attack.attack} reconstructed {attack.reconstructed} of {counted(attack.victims, 'victim')}"
+    text = f"{subject} {_GIVES[lead.verdict]}{how_many}."
     if production is not None and lead.track == "diagnostic":
         text += f" That is the easiest update to attack; one of real training {_GIVES[production.verdict]}."
     return text
@@ -55,7 +55,7 @@ def _leaks(lead: Verdict, production: Verdict | None) -> str:
 def _to_whom(lead: Verdict, others: Sequence[Verdict]) -> str:
     if lead.verdict in ("nothing-found", "cannot-conclude"):
         return f"Tried was: {_lower(threat_words(lead.threat))}"
-    knowing = [each.defense for each in others if _leaking(each) and "defense" in each.threat.knows]
+    knowing = [each.defense for each in others if _leaking(each) and _takes_knowledge(each)]
     more = f" Who also knows the defense gets through {listed(knowing)}." if knowing else ""
     return threat_words(lead.threat) + more
 
@@ -76,10 +76,10 @@ def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
 def _lead_words(lead: Verdict) -> str:
     attack = next((each for each in lead.attackers if each.attack == lead.worst_attack), None)
     if attack is None or lead.verdict != "reconstructed":
-        return f"{lead.because[:1].upper()}{lead.because[1:]}"
+        return lead.because
     low, high = rate_interval(attack.reconstructed, attack.victims)
     return (
-        f"{attack.reconstructed} of {attack.victims} victims: with 95 % confidence {100 * low:.0f} to "
+        f"{attack.reconstructed} of {counted(attack.victims, 'victim')}: with 95 % confidence {100 * low:.0f} to "
         f"{100 * high:.0f} % of all. A reconstruction is much closer to its image than any guess without the update."
     )
 
@@ -90,7 +90,7 @@ def _helps(others: Sequence[Verdict]) -> str:
     groups: dict[str, list[str]] = {}
     for each in sorted(others, key=lambda each: -WORDS.index(each.verdict)):
         groups.setdefault(_standing(each), []).append(each.defense)
-    first = "" if "Nothing was found behind" in groups else "None of the defenses that were tried. "
+    first = "None of the defenses that were tried. " if all(_leaking(each) for each in others) else ""
     return first + " ".join(f"{standing}: {listed(names)}." for standing, names in groups.items())
 
 
@@ -101,12 +101,17 @@ def _standing(verdict: Verdict) -> str:
     if verdict.verdict == "cannot-conclude":
         return "Not decided"
     what = {"reconstructed": "Victims were reconstructed", "identified": "Victims were identified"}
-    knowing = " by attackers who know the defense" if "defense" in verdict.threat.knows else ""
+    knowing = " by attackers who know the defense" if _takes_knowledge(verdict) else ""
     return f"{what.get(verdict.verdict, 'Labels were read')}{knowing} behind"
 
 
 def _leaking(verdict: Verdict) -> bool:
     return verdict.verdict not in ("nothing-found", "cannot-conclude")
+
+
+def _takes_knowledge(verdict: Verdict) -> bool:
+    """Whether only attackers who were adapted to the defense get so much."""
+    return all(each.adaptive for each in verdict.attackers if each.verdict == verdict.verdict)
 
 
 def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> str:

@@ -30,7 +30,7 @@ def found(level: Level, cell: CellTrials, test: Significance | None) -> str:
         ranks = [trial.rank for trial in cell.valid if trial.rank is not None]
         usual = f"place {median(each.place for each in ranks):g} of {median(each.decoys for each in ranks) + 1:g}"
         return (
-            f"the guesses of {named(cell)} pick out their victims among decoys of the same class: {usual} in the "
+            f"The guesses of {named(cell)} pick out their victims among decoys of the same class: {usual} in the "
             f"median over {count(cell)}, {by_chance(test)}; {scores(cell)}."
         )
     labels = cell.label_accuracy()

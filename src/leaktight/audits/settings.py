@@ -11,6 +11,7 @@ from leaktight.metrics import metric_spec
 
 NEEDED_METRICS = ("psnr", "mse", "ssim")
 """Metrics that verdicts need; always computed."""
+MOST_VICTIMS = 10_000
 FIRST_LOOK, SECOND_LOOK = 5, 20
 """Victims at the two looks of `trials = "auto"`; the second has more where `confidence` needs them."""
 
@@ -43,10 +44,19 @@ class AuditSettings:
     watched_examples: Literal["same", "new"] = "same"
 
     def __post_init__(self) -> None:
+        if isinstance(self.trials, bool) or not (self.trials == "auto" or isinstance(self.trials, int)):
+            raise ValueError(f"expected trials to be an integer or 'auto', got {self.trials!r}")
+        if isinstance(self.confidence, bool) or not isinstance(self.confidence, int | float):
+            raise ValueError(f"expected confidence to be a number > 0 and < 1, got {self.confidence!r}")
         require_at_least(1, trials=None if self.trials == "auto" else self.trials, every=self.every)
         require_at_least(1, watched=self.watched)
         if not 0 < self.confidence < 1:
             raise ValueError(f"expected confidence > 0 and < 1, got {self.confidence}")
+        if self.looks[-1] > MOST_VICTIMS:
+            raise ValueError(
+                f"expected at most {MOST_VICTIMS} victims, got {self.looks[-1]}; lower trials, or raise confidence "
+                f"({self.confidence})"
+            )
         rounds = (self.attack_round,) if isinstance(self.attack_round, int) else self.attack_round
         if not rounds or any(each < 0 for each in rounds) or len(set(rounds)) != len(rounds):
             raise ValueError(f"expected attack_round >= 0, or several distinct rounds, got {self.attack_round}")

@@ -167,7 +167,7 @@ class Panel:
         nothing = f"found nothing on {count(cell)}"
         asked = f"{self.needed} are needed to claim fewer than {100 * self.confidence:.0f} %"
         if self.cut and len(shared) < self.needed:
-            return f"{nothing} when the budget was spent; {asked}", "raise --budget, and continue with --resume"
+            return f"{nothing} when the budget was spent; {asked}", "Raise --budget, and continue with --resume"
         if not self.works(control):
             if cell.defense == UNDEFENDED:
                 return (
@@ -191,6 +191,12 @@ class Panel:
         if broken is not None:
             whose = "" if broken is cell else " without the defense"
             return f"{nothing}, but trials{whose} are not valid: {faults(broken)}; {asked}", remedy(broken)
+        tried = len({trial.trial for trial in cell.valid})
+        if tried >= self.needed:
+            return (
+                f"{nothing}, since some of its {tried} trials attacked the same examples; {asked}",
+                "Set more --trials, attack more clients, or ask for less with --confidence",
+            )
         return f"{nothing}; {asked}", f"Set --trials {self.needed}, or ask for less with --confidence"
 
     def _nothing(self, cells: Sequence[CellTrials], victims: int) -> str:

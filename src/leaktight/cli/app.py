@@ -29,7 +29,7 @@ app.command("tradeoff", help=audit.TRADEOFF_HELP)(audit.command)
 app.command("inspect")(inspect.command)
 app.command("report")(report.command)
 app.command("verify")(verify.command)
-app.command("list")(listing.command)
+app.command("list", help=listing.HELP)(listing.command)
 app.command("data")(data.command)
 
 generators = typer.Typer(no_args_is_help=True, help="Image generators for the attacks ggl and gias.")

@@ -10,12 +10,17 @@ from leaktight.cli import options
 from leaktight.config.names import ENTRIES
 from leaktight.core.errors import UsageError, suggestion
 
+HELP = f"""List the names that configs and options accept, with a description of each.
+
+KIND is one of {", ".join(ENTRIES)}.
+
+Example: leaktight list threats
+"""
+
 
 def command(
-    kind: Annotated[str, typer.Argument(help="datasets, partitions, models, aggregators, defenses, metrics ...")],
-    as_json: options.Json = False,
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(ENTRIES)}.")], as_json: options.Json = False
 ) -> None:
-    """List the names that configs and options accept, with a description of each."""
     from leaktight.cli.console import print_json, print_table
 
     if kind not in ENTRIES:

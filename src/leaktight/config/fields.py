@@ -180,11 +180,15 @@ def words(field: Field) -> str:
 
     >>> words({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "array", "items": {"type": "integer"}}]})
     'an integer or a list'
+    >>> words({"type": "array", "items": {"enum": ["labels", "buffers"]}})
+    "a list of 'labels' or 'buffers'"
     """
     if "anyOf" in field:
         return " or ".join(words(each) for each in field["anyOf"] if each.get("type") != "null")
     if "enum" in field:
         return " or ".join(repr(each) for each in field["enum"])
+    if "enum" in field.get("items", {}):
+        return f"a list of {words(field['items'])}"
     named = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false"}
     return repr(field["const"]) if "const" in field else named.get(field.get("type", ""), "a list")
 

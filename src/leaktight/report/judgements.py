@@ -49,7 +49,7 @@ TRACKS: Mapping[Track, str] = {
 }
 """What an update of each track is."""
 ENDED: Mapping[str, str] = {
-    "decided": "every verdict was decided",
+    "decided": "the rule asks for no more trials",
     "all trials": "all planned trials were run",
     "budget": "the budget was spent; raise --budget and --resume",
 }
@@ -98,9 +98,9 @@ def victims_words(entry: AttackerVerdict) -> str:
     """How many victims an attack reconstructed.
 
     >>> victims_words(AttackerVerdict.model_construct(victims=20, reconstructed=3))
-    '3 of 20 victims'
+    '3 of 20 reconstructed'
     """
-    return f"{entry.reconstructed} of {counted(entry.victims, 'victim')}" if entry.victims else "no valid victim"
+    return f"{entry.reconstructed} of {entry.victims} reconstructed" if entry.victims else "no valid victim"
 
 
 def claim_words(entry: Verdict) -> str:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import filelock
 
-from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
+from leaktight.core.errors import CheckpointError, LeaktightError, ResultsError, UsageError
 from leaktight.core.files import without_secrets, write_atomically, write_private
 from leaktight.core.keys import KEY_BYTES, parse_key
 from leaktight.results.digest import MANIFEST, sealed
 from leaktight.results.schema import Environment, Summary, TrainingSummary
+from leaktight.results.store import read_summary
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -77,11 +78,24 @@ class RunFolder:
         return self.config.exists()
 
     def write_summary(self, summary: Summary) -> Summary:
-        """Write the summary of an audit or an inspection with the run's digest, and return it as written."""
+        """Write the summary of an audit or an inspection with the run's digest, and return it as written.
+
+        A finished run that says the same already keeps its summary, so that its digest stays when it is resumed.
+        """
+        before = self._written()
+        if before is not None and _said(before) == _said(summary) and sealed(self.path, before)[0] == before:
+            return before
         summary, manifest = sealed(self.path, summary)
         write_atomically(self.path / MANIFEST, json.dumps(manifest.document(), indent=1))
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
         return summary
+
+    def _written(self) -> Summary | None:
+        """The summary in the folder; None if there is none that can be read."""
+        try:
+            return read_summary(self.path)
+        except ResultsError:
+            return None
 
     def write_training(self, summary: TrainingSummary) -> None:
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
@@ -157,6 +171,13 @@ def environment() -> Environment:
         packages=packages,
         command=tuple(without_secrets(sys.argv)),
     )
+
+
+def _said(summary: Summary) -> dict[str, object]:
+    """What a summary says of the trials: all but the effort of the call that wrote it, and the digest."""
+    return {key: value for key, value in summary.document().items() if key not in ("spending", "digest")} | {
+        "trials": summary.spending and summary.spending.trials
+    }
 
 
 def _first_difference(old: str, new: str) -> str:

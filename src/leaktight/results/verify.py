@@ -12,6 +12,9 @@ from leaktight.results.digest import MANIFEST, Manifest, make_manifest, read_lin
 from leaktight.results.schema import SCHEMA_VERSION, parse
 from leaktight.results.store import read_file, read_summary
 
+TORN = "trials.jsonl: an incomplete last line"
+ADDED = "added"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
@@ -43,8 +46,24 @@ def verify(folder: Path) -> Verification:
     now = make_manifest(folder, lines, json.loads(read_file(folder / "summary.json") or b"{}"))
     found = list(_differences(folder, now, summary.digest))
     if lines.torn:
-        found.append("trials.jsonl: an incomplete last line")
+        found.append(TORN)
     return Verification(trials=len(now.trials), pictures=len(now.pictures), digest=now.digest, differences=tuple(found))
+
+
+def require_unchanged(folder: Path) -> None:
+    """Raise UsageError if a run that is to be continued was changed, as its new digest would hide that.
+
+    A run that was interrupted after its last digest has more trials, maybe one of them torn; these are no change.
+    """
+    try:
+        found = [each for each in verify(folder).differences if each != TORN and not each.endswith(f": {ADDED}")]
+    except LeaktightError:
+        return
+    if found:
+        raise UsageError(
+            f"{folder} was changed after it was written ({found[0]}); restore it, or choose another --out and start "
+            "again"
+        )
 
 
 def doubt(folder: Path) -> str | None:
@@ -89,7 +108,7 @@ def _compared(kind: str, then: Mapping[str, str | None], now: Mapping[str, str |
     for name in dict.fromkeys((*then, *now)):
         before, after = then.get(name), now.get(name)
         if before != after:
-            how = "added" if before is None else "missing" if after is None else "changed"
+            how = ADDED if before is None else "missing" if after is None else "changed"
             yield f"{kind}{_printable(name)}: {how}"
 
 
