@@ -81,7 +81,7 @@ Unsure = Literal["varies", "unknown"]
 class Record(BaseModel):
     """Base of all documents: frozen; values of another type and missing required fields are errors."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)  # built on first use: quicker to import
 
     def document(self) -> dict[str, JsonValue]:
         """The fields that were set, as JSON values."""
