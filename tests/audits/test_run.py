@@ -271,3 +271,20 @@ def test_a_run_that_was_changed_does_not_get_a_new_digest(tmp_path: Path) -> Non
     file.write_text(lines.replace('"update_changed": true', '"update_changed": false', 1))
     with pytest.raises(UsageError, match=r"was changed after it was written \(trial .*: changed\); restore it, or"):
         planned.run(tmp_path / "run", resume=True)
+
+
+def test_a_run_that_goes_on_has_no_verdict_until_it_ends(tmp_path: Path) -> None:
+    class Stopped(Watcher):
+        def trial_done(self, trial: Trial) -> None:
+            raise KeyboardInterrupt
+
+    experiment, path = small_experiment(tmp_path), tmp_path / "run"
+    whole = run(experiment, path)
+    lines = (path / "trials.jsonl").read_text().splitlines(keepends=True)
+    (path / "trials.jsonl").write_text("".join(lines[:4]))
+    (path / "junit.xml").write_text("of the earlier verdicts")
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, path, Stopped())
+    assert read_summary(path) is None
+    assert not (path / "junit.xml").exists()
+    assert run(experiment, path).verdicts == whole.verdicts

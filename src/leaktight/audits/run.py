@@ -118,6 +118,8 @@ def run_audit(
     runners = [
         TrialRunner(each, own.packed, own.accuracy, own.failed) for each, own in zip(experiments, states, strict=True)
     ]
+    if any(name not in store.trials for name in wanted(experiments, store.trials).ids):
+        folder.withdraw_summary()
     needed = run_wanted(Tracks(runners), experiments, store, executor, watcher, clock)
     trials = [store.trials[name] for name in needed.ids if name in store.trials]
     if not any(trial.role == "attack" for trial in trials):

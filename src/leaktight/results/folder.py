@@ -90,6 +90,11 @@ class RunFolder:
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
         return summary
 
+    def withdraw_summary(self) -> None:
+        """Remove the summary and what was made from it, as a run that goes on is not finished."""
+        for name in ("junit.xml", "sarif.json", "report.html", self.summary.name, MANIFEST):
+            (self.path / name).unlink(missing_ok=True)
+
     def _written(self) -> Summary | None:
         """The summary in the folder; None if there is none that can be read."""
         try:
