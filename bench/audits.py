@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from leaktight.attacks.controls import MeanImage, PublicImage
-from leaktight.audits.cells import gather
 from leaktight.audits.experiment import TrialRunner
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
 from leaktight.audits.schedule import num_looks, wanted
-from leaktight.audits.verdict import Panel
 from leaktight.config.audit import build_experiment
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config

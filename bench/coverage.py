@@ -10,8 +10,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from leaktight.audits.cells import RANGES
-from leaktight.audits.statistics import interval
+from leaktight.audits.judge.cells import RANGES
+from leaktight.audits.judge.statistics import interval
 from leaktight.core.rng import Rng
 
 Numbers: TypeAlias = NDArray[np.float64]

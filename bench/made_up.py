@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from leaktight.audits.cells import gather
-from leaktight.audits.statistics import rate_interval
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.statistics import rate_interval
+from leaktight.audits.judge.verdict import Panel
 from leaktight.core.rng import Rng
 from leaktight.results.schema import SCHEMA_VERSION, UNDEFENDED, Rank, Threat, Trial
 

@@ -8,10 +8,10 @@ import pytest
 from tests.audits.scenes import small_experiment
 from tests.results.made import changed, made_trial, place_by
 
-from leaktight.audits.cells import gather
 from leaktight.audits.experiment import TrialRunner
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
-from leaktight.audits.verdict import Panel
 from leaktight.results.schema import Threat, Trial
 
 ROBBED = (

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.results.made import KNOWING, THREAT, changed, made_cell, made_summary
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
-from leaktight.report.decision import write_decision
-from leaktight.report.gate import check_gate, parse_gate
-from leaktight.report.junit import to_junit
-from leaktight.report.sarif import to_sarif
-from leaktight.report.verdicts import Place
+from leaktight.report.machines.decision import write_decision
+from leaktight.report.machines.gate import check_gate, parse_gate
+from leaktight.report.machines.junit import to_junit
+from leaktight.report.machines.sarif import to_sarif
+from leaktight.report.machines.verdicts import Place
 from leaktight.results.schema import (
     WORDS,
     AttackerVerdict,

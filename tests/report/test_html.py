@@ -144,7 +144,7 @@ def test_two_tracks_stand_apart_and_say_what_they_are(both_tracks: Path, page: P
         assert words in whole.text(f"{name}-production")
         assert words not in whole.text(name)
         assert f"{name}-production" not in page.ids
-    assert "An upper bound: one step, easy weights." in whole.text("verdicts")
+    assert "An upper bound: updates that are easier to attack than those of training." in whole.text("verdicts")
     assert "Updates as in training" in whole.text("verdicts-production")
     assert "Ledger, production" in whole.text("assumptions")
     for word in ("Diagnostic", "diagnostic", "upper bound", "roduction"):

@@ -7,7 +7,7 @@ import math
 import pytest
 from bench.coverage import KINDS, VICTIMS, Kind, chosen, coverage
 
-from leaktight.audits.statistics import CONFIDENCE
+from leaktight.audits.judge.statistics import CONFIDENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -74,8 +74,8 @@ class PlannedAudit:
                 budget=self.budget,
                 watcher=watcher,
             )
-            from leaktight.report.decision import write_decision
             from leaktight.report.html import write_report  # slow to import, and only needed now
+            from leaktight.report.machines.decision import write_decision
 
             write_decision(folder.path)
             write_report(folder.path)

@@ -55,8 +55,8 @@ class PlannedInspection:
                 command=recorded_call(folder, call or "leaktight.inspect() in Python"),
                 watcher=watcher,
             )
-            from leaktight.report.decision import write_decision
             from leaktight.report.html import write_report  # slow to import, and only needed now
+            from leaktight.report.machines.decision import write_decision
 
             write_decision(folder.path)
             write_report(folder.path)

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from leaktight.audits import tradeoff
-from leaktight.audits.answer import answer
-from leaktight.audits.cells import LEAKED_IF, gather
-from leaktight.audits.checks import Evidence, raise_flags
 from leaktight.audits.experiment import TrialRunner
+from leaktight.audits.judge import tradeoff
+from leaktight.audits.judge.answer import answer
+from leaktight.audits.judge.cells import LEAKED_IF, gather
+from leaktight.audits.judge.checks import Evidence, raise_flags
+from leaktight.audits.judge.summary import cell_of, over_time
+from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
 from leaktight.audits.schedule import Wanted, num_looks, wanted
 from leaktight.audits.states import States, prepare_states, training_name
-from leaktight.audits.summary import cell_of, over_time
 from leaktight.audits.trial import Finished
-from leaktight.audits.verdict import Panel
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import (

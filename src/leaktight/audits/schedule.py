@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from leaktight.audits.cells import CellKey, CellTrials, gather
+from leaktight.audits.judge.cells import CellKey, CellTrials, gather
+from leaktight.audits.judge.verdict import MOST, Panel
 from leaktight.audits.plan import Experiment, TrialSpec
-from leaktight.audits.verdict import MOST, Panel
 from leaktight.results.schema import Track, Trial
 
 LEAST_VALID = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from leaktight.audits.statistics import victims_needed
+from leaktight.audits.judge.statistics import victims_needed
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.metrics import metric_spec
 

@@ -18,7 +18,7 @@ def chosen_gate(levels: Sequence[str], *, dry_run: bool) -> str | None:
     """The level of `--fail-on`; None without one."""
     if not levels:
         return None
-    from leaktight.report.gate import parse_gate
+    from leaktight.report.machines.gate import parse_gate
 
     level = parse_gate(levels)
     if dry_run:
@@ -46,8 +46,8 @@ def check(level: str | None, planned: PlannedAudit, summary: Summary) -> None:
     """Raise an error unless the run passes the gate; see `check_gate`."""
     if level is None:
         return
-    from leaktight.report.gate import check_gate
-    from leaktight.report.verdicts import Place
+    from leaktight.report.machines.gate import check_gate
+    from leaktight.report.machines.verdicts import Place
 
     trials = ((each.track, spec) for each in planned.experiments for spec in each.trials)
     places = [Place(track, spec.defense.name) for track, spec in trials if spec.attack.role == "attack"]

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from leaktight.audits.cells import LEAKED_IF, CellTrials, gather
-from leaktight.audits.checks import Evidence, Raised, raise_flags
+from leaktight.audits.judge.cells import LEAKED_IF, CellTrials, gather
+from leaktight.audits.judge.checks import Evidence, Raised, raise_flags
+from leaktight.audits.judge.reasons import faults, scores
+from leaktight.audits.judge.summary import cell_of
+from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import LABELS_FOUND
-from leaktight.audits.reasons import faults, scores
 from leaktight.audits.run import Watcher, run_missing
-from leaktight.audits.summary import cell_of
 from leaktight.audits.trial import threat_of
-from leaktight.audits.verdict import Panel
 from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured
 from leaktight.inspections.checks import check_capture, flag

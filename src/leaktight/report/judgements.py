@@ -42,8 +42,8 @@ ANSWERS: Mapping[str, str] = {
 }
 """The five sentences of an answer, and the question of each."""
 TRACKS: Mapping[Track, str] = {
-    "diagnostic": "An upper bound: one step, easy weights. It shows what such an update can give away at worst, not "
-    "what a federation in training gives away.",
+    "diagnostic": "An upper bound: updates that are easier to attack than those of training. It shows what an update "
+    "can give away at worst, not what a federation in training gives away.",
     "production": "Updates as in training: the federation's own local training. Closer to a real federation, and "
     "harder to attack.",
 }

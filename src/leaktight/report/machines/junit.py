@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as Xml
 
 from leaktight import __version__
-from leaktight.report.verdicts import LEAKS, Place, cells_of, deciding, worst_verdicts
+from leaktight.report.machines.verdicts import LEAKS, Place, cells_of, deciding, worst_verdicts
 from leaktight.results.schema import AttackerVerdict, Cell, Summary, Verdict
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -52,7 +52,7 @@ def _case(place: Place, entry: Verdict | None, summary: Summary, *, counts: bool
         return case
     details = "\n".join([entry.because, *([entry.advice] if entry.advice else []), *_attackers(entry, cells)])
     if not counts:
-        message = f"{entry.verdict}: the undefended update is the positive control of this run"
+        message = f"{entry.verdict}: not decided upon: the run has defenses, and this update has none"
         Xml.SubElement(case, "skipped", message=message)
     elif entry.verdict in LEAKS:
         _outcome(case, "failure", entry.verdict, entry.because, details)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.seeds import replayed
 
-from leaktight.audits.statistics import interval, rate_interval
+from leaktight.audits.judge.statistics import interval, rate_interval
 
 REPETITIONS = 400
 LEAST = 0.95 - 3 * math.sqrt(0.95 * 0.05 / REPETITIONS)

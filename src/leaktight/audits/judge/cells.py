@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from leaktight.audits.statistics import Interval, fisher, interval
+from leaktight.audits.judge.statistics import Interval, fisher, interval
 from leaktight.results.schema import Role, Threat, Track, Trial, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from leaktight.audits.cells import CellTrials
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track
 
 MIN_TRIALS = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from leaktight.audits.cells import CellTrials
-from leaktight.audits.statistics import rate_interval
+from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.statistics import rate_interval
 from leaktight.report.words import counted, listed
 from leaktight.results.schema import Level, Significance
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from tests.results.made import changed, made_trial, panel
 
-from leaktight.audits.cells import THRESHOLDS, CellTrials, best_controls, by_victim, gather, place_of
+from leaktight.audits.judge.cells import THRESHOLDS, CellTrials, best_controls, by_victim, gather, place_of
 from leaktight.results.schema import Trial
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from leaktight.audits.cells import CellTrials
+from leaktight.audits.judge.cells import CellTrials
 from leaktight.results.schema import (
     UNDEFENDED,
     Leak,

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.results.made import made_row, made_training, panel
 
-from leaktight.audits.cells import gather
-from leaktight.audits.tradeoff import Figures, figures_of, front, make_row, recommend
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.tradeoff import Figures, figures_of, front, make_row, recommend
+from leaktight.audits.judge.verdict import Panel
 
 figures = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(1, 5)).map(
     lambda each: Figures(each[0] / 4, each[1] / 4, float(each[2]))

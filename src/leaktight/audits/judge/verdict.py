@@ -1,7 +1,7 @@
 """The verdict on a defense: the worst over attackers and victims, as one of five words with its reason.
 
-- **reconstructed**: an attack reconstructed a victim (`audits.cells`), and this is no coincidence: its guesses are
-  closer to their victims than to decoys (identification), or one of them is exact.
+- **reconstructed**: an attack reconstructed a victim (see `cells`), and this is no coincidence: its guesses are closer
+  to their victims than to decoys (identification), or one of them is exact.
 - **identified**: no victim was reconstructed, but the guesses are closer to their victims than to decoys.
 - **labels-read**: neither, but an attack that was not given the labels read more of them than a guess would.
 - **nothing-found**: none of these, by any attack that works without the defense, on so many victims that fewer than
@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from leaktight.audits.cells import CellKey, CellTrials
-from leaktight.audits.reasons import count, faults, found, named, remedy, scores, share
-from leaktight.audits.statistics import ERROR, clear_chance, holm, upper_bound, victims_needed
+from leaktight.audits.judge.cells import CellKey, CellTrials
+from leaktight.audits.judge.reasons import count, faults, found, named, remedy, scores, share
+from leaktight.audits.judge.statistics import ERROR, clear_chance, holm, upper_bound, victims_needed
 from leaktight.report.words import listed
 from leaktight.results.schema import (
     UNDEFENDED,

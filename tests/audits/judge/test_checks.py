@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.results.made import KNOWING, changed, made_trial, panel, place_by
 
-from leaktight.audits.cells import gather
-from leaktight.audits.checks import CHECKS, Check, Evidence, raise_flags
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.checks import CHECKS, Check, Evidence, raise_flags
+from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import FlagPlace, Trial
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.results.made import CRASHED, KNOWING, THREAT, changed, in_production, made_row, made_trial, panel, place_by
 
-from leaktight.audits.cells import gather
-from leaktight.audits.tradeoff import recommend
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.tradeoff import recommend
+from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import Trial, Verdict
 
 ATTACK = ("noise", "csdlg")

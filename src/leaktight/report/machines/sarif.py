@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from leaktight import __version__
-from leaktight.report.verdicts import cells_of, deciding, worst_verdicts
+from leaktight.report.machines.verdicts import cells_of, deciding, worst_verdicts
 from leaktight.results.schema import Cell, Flag, Summary, Verdict, Word
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -96,7 +96,7 @@ def _verdict_results(summary: Summary, config: str) -> Iterator[Json]:
         attack = entry.worst_attack if entry else None
         because = entry.because if entry else summary.training_failed.get(place.training, "the run gave no verdict")
         advice = f" {entry.advice}" if entry and entry.advice else ""
-        control = "" if place in counting else " This is the positive control of the run."
+        control = "" if place in counting else " This update has no defense; nothing is decided upon it."
         yield {
             "ruleId": word,
             "level": _LEVELS[word] if place in counting else "note",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError, suggestion
-from leaktight.report.verdicts import Place, deciding, severity, worst_verdicts
+from leaktight.report.machines.verdicts import Place, deciding, severity, worst_verdicts
 from leaktight.results.schema import UNDEFENDED, WORDS, Summary, Verdict, Word
 
 GATES: Mapping[str, Word] = {"reconstructed": "reconstructed", "identified": "identified", "labels": "labels-read"}

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.seeds import replayed
 
-from leaktight.audits.statistics import clear_chance, fisher, holm, interval, rate_interval, upper_bound, victims_needed
+from leaktight.audits.judge.statistics import (
+    clear_chance,
+    fisher,
+    holm,
+    interval,
+    rate_interval,
+    upper_bound,
+    victims_needed,
+)
 
 chances = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from leaktight.audits.cells import CellTrials
-from leaktight.audits.statistics import rate_interval
+from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.statistics import rate_interval
 from leaktight.report.words import counted, listed, percent, threat_words
 from leaktight.results.schema import UNDEFENDED, WORDS, Answer, Track, Tradeoff, Verdict, Word
 
@@ -48,7 +48,7 @@ def _leaks(lead: Verdict, production: Verdict | None) -> str:
         how_many = f": {attack.attack} reconstructed {attack.reconstructed} of {counted(attack.victims, 'victim')}"
     text = f"{subject} {_GIVES[lead.verdict]}{how_many}."
     if production is not None and lead.track == "diagnostic":
-        text += f" That is the easiest update to attack; one of real training {_GIVES[production.verdict]}."
+        text += f" That update is easier to attack than a real one; one of real training {_GIVES[production.verdict]}."
     return text
 
 

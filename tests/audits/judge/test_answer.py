@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from tests.results.made import CRASHED, KNOWING, changed, in_production, made_row, made_trial, panel
 
-from leaktight.audits.answer import answer
-from leaktight.audits.cells import gather
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.answer import answer
+from leaktight.audits.judge.cells import gather
+from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import Answer, Tradeoff, Trial
 
 
@@ -63,7 +63,7 @@ def test_names_of_attacks_are_spelt_as_they_are_and_one_victim_is_no_plural() ->
 def test_production_is_named_beside_the_upper_bound_and_not_mixed_with_it() -> None:
     found = answered([*panel(), *in_production()])
     assert found.leaks.endswith(
-        "That is the easiest update to attack; one of real training gave nothing away to these attacks."
+        "That update is easier to attack than a real one; one of real training gave nothing away to these attacks."
     )
     assert found.helps == "Nothing was found behind: noise."
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leaktight.audits.cells import CellTrials, gather
-from leaktight.audits.checks import Raised
-from leaktight.audits.statistics import Interval
-from leaktight.audits.verdict import Panel
+from leaktight.audits.judge.cells import CellTrials, gather
+from leaktight.audits.judge.checks import Raised
+from leaktight.audits.judge.statistics import Interval
+from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import Cell, Moment, Score, Trial
 
 ALWAYS = ("psnr", "mse", "ssim", "lpips_alex")

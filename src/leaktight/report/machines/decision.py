@@ -6,8 +6,8 @@ from pathlib import Path
 
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
-from leaktight.report.junit import to_junit
-from leaktight.report.sarif import to_sarif
+from leaktight.report.machines.junit import to_junit
+from leaktight.report.machines.sarif import to_sarif
 from leaktight.results.store import read_summary, read_text
 
 

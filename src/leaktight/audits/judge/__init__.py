@@ -1,0 +1,1 @@
+"""From trials to verdicts: cells, statistics, words, flags, the answer and the trade-off."""

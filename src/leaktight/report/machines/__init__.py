@@ -1,0 +1,1 @@
+"""Decisions for programs: the gate of `--fail-on`, junit.xml and sarif.json."""
