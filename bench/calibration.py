@@ -115,7 +115,7 @@ def null() -> None:
 
 def power() -> None:
     """The share of audits in which one attack identifies its victims, as the only test and among 24."""
-    print(f"| strength | {' | '.join(f'{n} victims, {t} tests' for n in VICTIMS for t in (1, TESTS))} |")
+    print(f"| strength | {' | '.join(f'{n} victims, {t} test' + 's' * (t > 1) for n in VICTIMS for t in (1, TESTS))} |")
     print("|---" * (1 + 2 * len(VICTIMS)) + "|")
     for scene in WEAK:
         found = [chances(scene, seed, VICTIMS) for seed in seeds(WEAK, scene)]
