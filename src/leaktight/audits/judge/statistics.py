@@ -13,10 +13,9 @@ CONFIDENCE = 0.95
 ERROR = 1 - CONFIDENCE
 """The largest probability that a run says more than "nothing found" of attacks that ignore the update."""
 _TINY = 1e-9
-_MISS = 1.52
-"""Standard deviations: if two equal normal scores lie on both sides of a gap of this size, in at most 5 % of cases.
-
-Both on their sides has the probability Phi(-gap / 2) squared at most.
+_MISS = 2.0
+"""Standard deviations. Two normal scores with one mean lie on the two sides of a gap of this size in at most 2.5 % of
+cases: Phi(-gap / 2) squared. Ranks are not quite normal, so that there is room up to 5 %.
 """
 
 
@@ -147,7 +146,7 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def clear_chance(level: float) -> float:
-    """The chance below which a result is so clear that a repetition would miss `level` in at most 5 % of cases."""
+    """The chance below which a result is so clear that a repetition would rarely miss `level`."""
     from scipy.special import ndtr, ndtri  # slow to import
 
     return float(ndtr(ndtri(level) - _MISS))
