@@ -67,7 +67,7 @@ def test_a_comparison_names_what_else_differs(tmp_path: Path, runs: list[Run]) -
     tables = {table.title: table for table in compare([runs[0], load_run(made.path)]).tables}
     rows = {row[0]: row[1:] for row in tables["What differs between the runs"].rows}
     attackers = rows.pop("Attackers")
-    assert ["and the defense." in words for words in attackers] == [True, False]
+    assert ["and the defense (" in words for words in attackers] == [True, False]
     assert rows == {"Ledger: Labels": ("given", "inferred"), "Scenario: Model": ("lenet_zhu", "resnet20")}
 
 
