@@ -5,8 +5,8 @@ With a number of trials all of them are needed. `trials = "auto"` has two looks:
 1. Every attack on every defense has 5 victims.
 2. A defense is decided if one attack reconstructed at least half of its valid victims, which are at least 3. On the
    others, the attack that reconstructed most goes on to 20 victims, or to as many as `confidence` needs; where none
-   did beyond chance, all attacks that work without the defense, and their adaptive forms. So do the same attacks
-   without it, and the controls.
+   did beyond chance, all attacks that reconstruct or identify without the defense, and their adaptive forms. So do
+   the same attacks without it, and the controls.
 
 The second look depends on the trials of the first alone, so an interrupted run goes on as it would have.
 """
@@ -99,4 +99,9 @@ def _chosen(panel: Panel, cells: Sequence[CellTrials]) -> list[CellTrials]:
     leaking = [cell for cell in valid if panel.level(cell) == "reconstructed"]
     if leaking:
         return [max(leaking, key=lambda cell: (len(cell.reconstructed), cell.adaptive))]
-    return [cell for cell in valid if cell.reconstructed or panel.works(panel.positive_control(cell) or cell)]
+    return [cell for cell in valid if cell.reconstructed or _promising(panel, panel.positive_control(cell) or cell)]
+
+
+def _promising(panel: Panel, control: CellTrials) -> bool:
+    """Whether more victims may show that an attack works without a defense."""
+    return panel.level(control) in ("reconstructed", "identified")
