@@ -179,7 +179,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         "control-not-beaten",
-        "an attack on undefended updates finds nothing and is on average no better than a guess that ignores the update",
+        "an attack on undefended updates finds nothing, on average no more than a guess that ignores the update",
         "the scores of this attack mean nothing here; give it more iterations, or leave it out",
         _control_not_beaten,
     ),
