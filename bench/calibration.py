@@ -17,9 +17,9 @@ from bench import coverage, made_up
 from bench.audits import Scene, chances, verdicts
 from bench.guessers import Blind, Labels, NoisyInversion, Picture
 from leaktight.attacks.controls import MeanImage
-from leaktight.audits.judge.statistics import ERROR, rate_interval
+from leaktight.audits.judge.statistics import rate_interval
 from leaktight.defenses.noise import AdditiveNoise
-from leaktight.results.schema import UNDEFENDED, WORDS, Verdict
+from leaktight.results.schema import ERROR, UNDEFENDED, WORDS, Verdict
 
 SAYS_MORE = ("reconstructed", "identified", "labels-read")
 AUDITS = 400

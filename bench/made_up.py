@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leaktight.audits.judge.cells import gather
-from leaktight.audits.judge.statistics import ERROR, clear_chance, rate_interval
+from leaktight.audits.judge.statistics import clear_chance, rate_interval
 from leaktight.audits.judge.verdict import Panel
 from leaktight.core.rng import Rng
-from leaktight.results.schema import SCHEMA_VERSION, UNDEFENDED, Rank, Threat, Trial
+from leaktight.results.schema import ERROR, SCHEMA_VERSION, UNDEFENDED, Rank, Threat, Trial
 
 AUDITS = 2000
 LOOKS = (5, 20)

@@ -286,7 +286,7 @@ def cell(trials: Sequence[Trial]) -> Cell:
         track=first.track,
         valid=len(valid),
         victims=len(valid) if attack else None,
-        faults=dict(faults),
+        faults=dict(faults.items()),
         reconstructed=leaked if attack else None,
         success_rate=leaked / len(valid) if attack else None,
         identification=identification(valid) if attack else None,

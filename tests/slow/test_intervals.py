@@ -7,7 +7,7 @@ import math
 import pytest
 from bench.coverage import KINDS, VICTIMS, Kind, chosen, coverage
 
-from leaktight.audits.judge.statistics import CONFIDENCE
+from leaktight.results.schema import CONFIDENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

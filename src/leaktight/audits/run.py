@@ -17,7 +17,7 @@ from leaktight.audits.judge.summary import cell_of, over_time
 from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
 from leaktight.audits.schedule import Wanted, num_looks, wanted
-from leaktight.audits.states import States, prepare_states, training_name
+from leaktight.audits.states import States, prepare_states
 from leaktight.audits.trial import Finished
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
@@ -30,6 +30,7 @@ from leaktight.results.schema import (
     Trial,
     common_ledger,
     metrics_of,
+    training_name,
 )
 from leaktight.results.store import TrialStore, open_store
 from leaktight.runtime.executor import Executor, Tell, Work, Workers

@@ -16,7 +16,7 @@ from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
 from leaktight.results.folder import RunFolder
-from leaktight.results.schema import UNDEFENDED, Round, Track, TrainingSummary
+from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary, training_name
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,6 @@ def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Pa
 
 def _state_file(experiment: Experiment, folder: Path, defense: Entry[Defense], round_index: int) -> Path:
     return _folder(experiment, folder, defense) / f"round-{round_index:04d}.safetensors"
-
-
-def training_name(track: Track, defense: str) -> str:
-    """The name of a defense's federation for readers."""
-    return f"{defense} (production)" if track == "production" else defense
 
 
 def _first_accuracy(federation: Federation) -> float | None:

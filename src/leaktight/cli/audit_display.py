@@ -16,7 +16,6 @@ from rich.text import Text
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
 from leaktight.audits.schedule import Wanted, fewest
-from leaktight.audits.states import training_name
 from leaktight.cli.console import called, print_json, resumable, say
 from leaktight.cli.display import MISSING, progress_bars, shown
 from leaktight.report.judgements import (
@@ -29,7 +28,19 @@ from leaktight.report.judgements import (
     victims_words,
 )
 from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact, listed
-from leaktight.results.schema import Cell, Ledger, Round, Score, Summary, Track, Tradeoff, Trial, Verdict, Word
+from leaktight.results.schema import (
+    Cell,
+    Ledger,
+    Round,
+    Score,
+    Summary,
+    Track,
+    Tradeoff,
+    Trial,
+    Verdict,
+    Word,
+    training_name,
+)
 
 STYLES: Mapping[Word, str] = {
     "reconstructed": "bold red",

@@ -9,12 +9,12 @@ from leaktight.report.pictures import Album, Place, data_uri, most_leaking
 from leaktight.report.words import attack_words, listed
 from leaktight.results.schema import (
     UNDEFENDED,
-    WORDS,
     AttackerVerdict,
     Cell,
     Summary,
     Trial,
     Verdict,
+    severity,
 )
 
 
@@ -76,7 +76,7 @@ def one_a_defense(summary: Summary) -> tuple[Verdict, ...]:
 
 
 def _joined(entries: Sequence[Verdict], cells: Sequence[Cell]) -> Verdict:
-    ordered = sorted(entries, key=lambda entry: WORDS.index(entry.verdict))
+    ordered = sorted(entries, key=lambda entry: severity(entry.verdict))
     if len(ordered) == 1:
         return ordered[0]
     attackers = tuple(_attacker(entry, cells) for entry in ordered)

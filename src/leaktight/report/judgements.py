@@ -18,8 +18,6 @@ from leaktight.results.schema import (
     Word,
 )
 
-SIGNIFICANT = 0.05
-"""The largest corrected chance at which a test says that something was found."""
 EARLIER: Mapping[Word, str] = {
     "reconstructed": "Leaks",
     "identified": "Leaks in part",
@@ -130,13 +128,13 @@ def identification_words(test: Significance, among: int | None) -> str:
     >>> identification_words(Significance(victims=5, chance=0.2, corrected=0.4), 100)
     'not picked out of 100; by chance 40 %'
     """
-    found = "picked" if test.corrected <= SIGNIFICANT else "not picked"
+    found = "picked" if test.passed else "not picked"
     return f"{found} out of {among or 'others'}; by chance {chance_words(test.corrected)}"
 
 
 def label_words(test: Significance) -> str:
     """Whether the labels were read."""
-    found = "labels read" if test.corrected <= SIGNIFICANT else "labels not read"
+    found = "labels read" if test.passed else "labels not read"
     return f"{found}; by chance {chance_words(test.corrected)}"
 
 

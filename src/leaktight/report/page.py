@@ -34,6 +34,7 @@ from leaktight.results.schema import (
     Verdict,
     Word,
     common_ledger,
+    severity,
 )
 
 _SENTENCES: Mapping[Word, str] = {
@@ -226,7 +227,7 @@ def _lead(summary: Summary) -> Word | None:
     """The gravest verdict on the undefended update, or on any if that was not attacked; None without a verdict."""
     bare = [entry.verdict for entry in summary.verdicts if entry.defense == UNDEFENDED]
     words = bare or [entry.verdict for entry in summary.verdicts]
-    return min(words, key=WORDS.index, default=None)
+    return min(words, key=severity, default=None)
 
 
 def tally_of(verdicts: Sequence[Verdict]) -> tuple[tuple[Word, tuple[str, ...]], ...]:

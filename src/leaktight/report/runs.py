@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from leaktight.results.schema import (
     Summary,
     Trial,
     common_ledger,
+    faults_of,
     mean,
     metrics_of,
 )
@@ -86,7 +86,6 @@ def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
 def _cell_so_far(trials: Sequence[Trial]) -> Cell:
     """Mean and worst of the valid trials; intervals and the success rate come with the finished run."""
     first = trials[0]
-    faults = Counter(trial.fault for trial in trials if trial.fault is not None)
     valid = [trial for trial in trials if trial.fault is None]
     scores = {}
     for metric in dict.fromkeys(name for trial in valid for name in trial.scores):
@@ -104,6 +103,6 @@ def _cell_so_far(trials: Sequence[Trial]) -> Cell:
         trials=len(trials),
         failed=sum(trial.status == "failed" for trial in trials),
         valid=len(valid),
-        faults=dict(faults),
+        faults=dict(faults_of(trials).items()),
         trial_ids=tuple(trial.id for trial in trials),
     ).with_scores(scores)

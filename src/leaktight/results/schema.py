@@ -7,6 +7,7 @@ fields, except in a cell, where they are metrics.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self, TypeVar, get_args
 
@@ -27,8 +28,15 @@ Track = Literal["diagnostic", "production"]
 """diagnostic: an update that is easy to attack. production: one of the federation's own training."""
 Level = Literal["reconstructed", "identified", "labels-read"]
 Word = Literal["reconstructed", "identified", "labels-read", "cannot-conclude", "nothing-found"]
+LEVELS: tuple[Word, ...] = get_args(Level)
+"""The words of a verdict that found something, the most severe first."""
 WORDS: tuple[Word, ...] = get_args(Word)
 """From the most severe to the least."""
+Fault = Literal["ended in an error", "gave values that are not finite", "its own loss did not fall"]
+"""Why a trial is not valid."""
+CONFIDENCE = 0.95
+ERROR = 1 - CONFIDENCE
+"""The largest probability that a run says more than "nothing found" of attacks that ignore the update."""
 FALLEN = 0.99
 """The largest share of its first loss at which the loss of a search has fallen."""
 
@@ -219,8 +227,8 @@ class Trial(TrialHead, TrialOutcome):
         return leaks_when(metric, self.metrics)
 
     @property
-    def fault(self) -> str | None:
-        """Why the trial says nothing about its victim, in words; None for a valid trial."""
+    def fault(self) -> Fault | None:
+        """Why the trial says nothing about its victim; None for a valid trial."""
         if self.status == "failed":
             return "ended in an error"
         missing = any(score is None for scores in self.scores.values() if scores is not None for score in scores)
@@ -277,6 +285,11 @@ class Significance(Record):
     victims: int
     chance: float
     corrected: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether chance alone explains the result no longer."""
+        return self.corrected <= ERROR
 
 
 class Cell(_Scored):
@@ -576,6 +589,21 @@ def leaks_when(metric: str, notes: Mapping[str, MetricNote]) -> Direction:
     if metric in notes:
         return notes[metric].leaks_when
     return "low" if metric in _LOW_LEAKS else "high"
+
+
+def faults_of(trials: Iterable[Trial]) -> Counter[Fault]:
+    """The number of trials that are not valid, by reason."""
+    return Counter(trial.fault for trial in trials if trial.fault is not None)
+
+
+def severity(word: Word) -> int:
+    """0 for the most severe verdict."""
+    return WORDS.index(word)
+
+
+def training_name(track: Track, defense: str) -> str:
+    """The name of a defense's federation, in `Summary.training_failed` and for readers."""
+    return f"{defense} (production)" if track == "production" else defense
 
 
 def common_ledger(trials: Iterable[Trial]) -> Ledger:

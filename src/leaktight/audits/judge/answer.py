@@ -8,7 +8,17 @@ from statistics import median
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.statistics import rate_interval
 from leaktight.report.words import counted, listed, percent, threat_words
-from leaktight.results.schema import UNDEFENDED, WORDS, Answer, Track, Tradeoff, Verdict, Word
+from leaktight.results.schema import (
+    LEVELS,
+    UNDEFENDED,
+    Answer,
+    AttackerVerdict,
+    Track,
+    Tradeoff,
+    Verdict,
+    Word,
+    severity,
+)
 
 _GIVES: dict[Word, str] = {
     "reconstructed": "gives away its training images",
@@ -25,7 +35,7 @@ def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: T
     """The answer of a run; None without a verdict."""
     if not verdicts:
         return None
-    lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: WORDS.index(each.verdict))
+    lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: severity(each.verdict))
     others = [each for each in verdicts if each.defense != UNDEFENDED and each.track == lead.track]
     return Answer(
         leaks=_leaks(lead, _undefended(verdicts, "production")),
@@ -42,7 +52,7 @@ def _undefended(verdicts: Sequence[Verdict], track: Track) -> Verdict | None:
 
 def _leaks(lead: Verdict, production: Verdict | None) -> str:
     subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {lead.defense}"
-    attack = next((each for each in lead.attackers if each.attack == lead.worst_attack), None)
+    attack = _strongest(lead)
     how_many = ""
     if attack is not None and lead.verdict == "reconstructed":
         how_many = f": {attack.attack} reconstructed {attack.reconstructed} of {counted(attack.victims, 'victim')}"
@@ -53,7 +63,7 @@ def _leaks(lead: Verdict, production: Verdict | None) -> str:
 
 
 def _to_whom(lead: Verdict, others: Sequence[Verdict]) -> str:
-    if lead.verdict in ("nothing-found", "cannot-conclude"):
+    if not _leaking(lead):
         return f"Tried was: {_lower(threat_words(lead.threat))}"
     knowing = [each.defense for each in others if _leaking(each) and _takes_knowledge(each)]
     more = f" Who also knows the defense gets through {listed(knowing)}." if knowing else ""
@@ -74,7 +84,7 @@ def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
 
 
 def _lead_words(lead: Verdict) -> str:
-    attack = next((each for each in lead.attackers if each.attack == lead.worst_attack), None)
+    attack = _strongest(lead)
     if attack is None or lead.verdict != "reconstructed":
         return lead.because
     low, high = rate_interval(attack.reconstructed, attack.victims)
@@ -88,7 +98,7 @@ def _helps(others: Sequence[Verdict]) -> str:
     if not others:
         return "No defense was tried; name some with --defense."
     groups: dict[str, list[str]] = {}
-    for each in sorted(others, key=lambda each: -WORDS.index(each.verdict)):
+    for each in sorted(others, key=lambda each: -severity(each.verdict)):
         groups.setdefault(_standing(each), []).append(each.defense)
     first = "None of the defenses that were tried. " if all(_leaking(each) for each in others) else ""
     return first + " ".join(f"{standing}: {listed(names)}." for standing, names in groups.items())
@@ -105,8 +115,12 @@ def _standing(verdict: Verdict) -> str:
     return f"{what.get(verdict.verdict, 'Labels were read')}{knowing} behind"
 
 
+def _strongest(verdict: Verdict) -> AttackerVerdict | None:
+    return next((each for each in verdict.attackers if each.attack == verdict.worst_attack), None)
+
+
 def _leaking(verdict: Verdict) -> bool:
-    return verdict.verdict not in ("nothing-found", "cannot-conclude")
+    return verdict.verdict in LEVELS
 
 
 def _takes_knowledge(verdict: Verdict) -> bool:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from leaktight.audits.judge.statistics import Interval, fisher, interval
-from leaktight.results.schema import Role, Threat, Track, Trial, mean
+from leaktight.results.schema import Fault, Role, Threat, Track, Trial, faults_of, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
 """By metric: the lowest score of a reconstructed example, and its smallest distance above the controls."""
@@ -93,9 +93,9 @@ class CellTrials:
         return [trial for trial in self.trials if trial.fault is None]
 
     @cached_property
-    def faults(self) -> Counter[str]:
+    def faults(self) -> Counter[Fault]:
         """The number of trials that are not valid, by reason."""
-        return Counter(trial.fault for trial in self.trials if trial.fault is not None)
+        return faults_of(self.trials)
 
     @cached_property
     def victims(self) -> list[list[Trial]]:

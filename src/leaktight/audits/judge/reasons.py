@@ -8,9 +8,9 @@ from statistics import median
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.statistics import rate_interval
 from leaktight.report.words import counted, listed
-from leaktight.results.schema import Level, Significance
+from leaktight.results.schema import Fault, Level, Significance
 
-REMEDIES: Mapping[str, str] = {
+REMEDIES: Mapping[Fault, str] = {
     "ended in an error": "Read the errors of the failed trials and repair their cause",
     "gave values that are not finite": 'Lower the step size of the attack, or set its precision = "float64"',
     "its own loss did not fall": "Give the attack more iterations, another step size or more restarts",

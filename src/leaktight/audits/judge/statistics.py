@@ -9,9 +9,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
-ERROR = 1 - CONFIDENCE
-"""The largest probability that a run says more than "nothing found" of attacks that ignore the update."""
+from leaktight.results.schema import CONFIDENCE, ERROR
+
 _TINY = 1e-9
 _MISS = 2.0
 """Standard deviations. Two normal scores with one mean lie on the two sides of a gap of this size in at most 2.5 % of

@@ -26,7 +26,7 @@ def cell_of(cell: CellTrials, panel: Panel, raised: Sequence[Raised]) -> Cell:
         trials=len(cell.trials),
         failed=len(cell.trials) - len(cell.done),
         valid=len(cell.valid),
-        faults=dict(cell.faults),
+        faults=dict(cell.faults.items()),
         victims=len(cell.victims),
         reconstructed=len(cell.reconstructed) if cell.role == "attack" else None,
         success_rate=cell.success_rate if cell.role == "attack" else None,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.results.schema import (
+    LEVELS,
     UNDEFENDED,
     Leak,
     Plain,
@@ -96,7 +97,7 @@ def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recom
     """
     words = {each.defense: each.verdict for each in verdicts if each.track == "diagnostic"}
     base = next((row for row in rows if row.defense == UNDEFENDED), None)
-    if base is None or words.get(UNDEFENDED, "cannot-conclude") in ("cannot-conclude", "nothing-found"):
+    if base is None or words.get(UNDEFENDED) not in LEVELS:
         return Recommendation(
             defense=None,
             because="No attack works even without a defense, so no defense can be judged; "

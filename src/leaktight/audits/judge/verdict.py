@@ -20,11 +20,12 @@ from functools import cached_property
 
 from leaktight.audits.judge.cells import CellKey, CellTrials
 from leaktight.audits.judge.reasons import count, faults, found, named, remedy, scores, share
-from leaktight.audits.judge.statistics import ERROR, clear_chance, holm, upper_bound, victims_needed
+from leaktight.audits.judge.statistics import clear_chance, holm, upper_bound, victims_needed
 from leaktight.report.words import listed
 from leaktight.results.schema import (
+    ERROR,
+    LEVELS,
     UNDEFENDED,
-    WORDS,
     AttackerVerdict,
     Level,
     Significance,
@@ -32,6 +33,7 @@ from leaktight.results.schema import (
     Trial,
     Verdict,
     Word,
+    severity,
 )
 
 MOST = 0.5
@@ -53,7 +55,7 @@ class Finding:
         """For comparing attacks: the level, the share of victims that were reconstructed, the mean SSIM."""
         score = self.cell.interval("ssim")
         rate = self.cell.success_rate or 0.0
-        return -WORDS.index(self.word), rate, -2.0 if score is None else score.mean
+        return -severity(self.word), rate, -2.0 if score is None else score.mean
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Panel:
         return "labels-read" if self._passed(self.label_reading, cell) else None
 
     def _passed(self, tests: Mapping[CellKey, Significance], cell: CellTrials) -> bool:
-        return cell.key in tests and tests[cell.key].corrected <= ERROR
+        return cell.key in tests and tests[cell.key].passed
 
     def works(self, cell: CellTrials | None) -> bool:
         """Whether an attack on undefended updates can serve as a positive control.
@@ -240,7 +242,7 @@ class Panel:
 
     def _lead(self, findings: Sequence[Finding]) -> Finding:
         """The finding that the verdict follows: a leak; else a doubt about an attack that works; else nothing-found."""
-        if findings[0].word not in ("cannot-conclude", "nothing-found"):
+        if findings[0].word in LEVELS:
             return findings[0]
         able = [each for each in findings if each.cell.reconstructed or self.works(self.positive_control(each.cell))]
         doubtful = [each for each in able or findings if each.word == "cannot-conclude"]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError, suggestion
-from leaktight.report.machines.verdicts import Place, deciding, severity, worst_verdicts
-from leaktight.results.schema import UNDEFENDED, WORDS, Summary, Verdict, Word
+from leaktight.report.machines.verdicts import Place, deciding, worst_verdicts
+from leaktight.results.schema import ERROR, UNDEFENDED, WORDS, Summary, Verdict, Word, severity
 
 GATES: Mapping[str, Word] = {"reconstructed": "reconstructed", "identified": "identified", "labels": "labels-read"}
 """The verdict behind each level of `--fail-on`, the worst first."""
-
-ERROR = 0.05
-"""The largest probability of missing a leak of the share of victims that the run was to exclude."""
 
 
 def parse_gate(levels: Sequence[str]) -> str | None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as Xml
 
 from leaktight import __version__
-from leaktight.report.machines.verdicts import LEAKS, Place, cells_of, deciding, worst_verdicts
-from leaktight.results.schema import AttackerVerdict, Cell, Summary, Verdict
+from leaktight.report.machines.verdicts import Place, cells_of, deciding, worst_verdicts
+from leaktight.results.schema import LEVELS, AttackerVerdict, Cell, Summary, Verdict
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not allow."""
@@ -54,7 +54,7 @@ def _case(place: Place, entry: Verdict | None, summary: Summary, *, counts: bool
     if not counts:
         message = f"{entry.verdict}: not decided upon: the run has defenses, and this update has none"
         Xml.SubElement(case, "skipped", message=message)
-    elif entry.verdict in LEAKS:
+    elif entry.verdict in LEVELS:
         _outcome(case, "failure", entry.verdict, entry.because, details)
     elif entry.verdict == "cannot-conclude":
         _outcome(case, "error", entry.verdict, entry.because, details)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from leaktight.results.schema import UNDEFENDED, WORDS, Cell, Summary, Track, Verdict, Word
-
-LEAKS: tuple[Word, ...] = ("reconstructed", "identified", "labels-read")
-"""The words of a verdict that found something, the worst first."""
+from leaktight.report.words import defense_words
+from leaktight.results.schema import UNDEFENDED, Cell, Summary, Track, Verdict, severity, training_name
 
 
 @dataclass(frozen=True)
@@ -19,21 +17,16 @@ class Place:
     defense: str
 
     def __str__(self) -> str:
-        return f"{'no defense' if self.defense == UNDEFENDED else self.defense} ({self.track})"
+        return f"{defense_words(self.defense)} ({self.track})"
 
     @property
     def training(self) -> str:
         """The name of its federation in `Summary.training_failed`."""
-        return f"{self.defense} (production)" if self.track == "production" else self.defense
+        return training_name(self.track, self.defense)
 
 
 def place_of(entry: Verdict | Cell) -> Place:
     return Place(entry.track, entry.defense)
-
-
-def severity(word: Word) -> int:
-    """0 for the most severe."""
-    return WORDS.index(word)
 
 
 def worst_verdicts(summary: Summary, planned: Iterable[Place] = ()) -> dict[Place, Verdict | None]:
