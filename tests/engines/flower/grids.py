@@ -18,13 +18,18 @@ Change = Callable[[Message, Message], Message | None]
 """What becomes of a reply (second) to a message (first); None: it never arrives."""
 
 
+def take_identity() -> None:
+    """Be a task of a run, as Flower demands of whoever makes a message."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
 class LocalGrid(Grid):
     """Runs a ClientApp for every node in turn; replies come in a random order."""
 
     def __init__(
         self, app: ClientApp, nodes: dict[int, UserConfig], change: Change = lambda sent, reply: reply
     ) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        take_identity()
         self.app, self.change = app, change
         self.contexts = {node: Context(1, node, dict(said), RecordDict(), {}) for node, said in nodes.items()}
         self.sent: list[Message] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.flower.grids import LocalGrid
+from tests.engines.flower.grids import LocalGrid, take_identity
 from tests.engines.flower.test_play import grid_for
 
 from leaktight.core.errors import LeaktightError
@@ -47,6 +47,7 @@ class Promises(AdditiveNoise):
 
 
 def message(request: Request, run: str = "a", session: str = "one", epoch: int = 0, turn: int = 0) -> Message:
+    take_identity()
     model = None if isinstance(request, Ask) else model_record(request.broadcast)
     return request_message(request, model, Place(run, session, epoch, turn), NODE, 60.0)
 

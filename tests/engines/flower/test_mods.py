@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engines.flower.grids import LocalGrid, nodes
+from tests.engines.flower.grids import LocalGrid, nodes, take_identity
 from tests.seeds import replayed
 from torch import nn
 from typer.testing import CliRunner
@@ -168,9 +168,7 @@ def test_one_line_defends_a_plain_app_and_its_updates_are_attacked(
 
 
 def reply_to(app: ClientApp, net: nn.Module, context: Context | None = None) -> Message:
-    from flwr.supercore.task_identity import TaskIdentity
-
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    take_identity()
     message = Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), 7, "train")
     return app(message, context or node())
 
