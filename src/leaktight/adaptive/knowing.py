@@ -27,8 +27,25 @@ from leaktight.core.inputs import Inputs
 from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step, require_seen
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.types import Batch, Observation, Params, Reconstruction, State, Update
+from leaktight.core.types import Batch, Mode, Observation, Params, Reconstruction, State, Update
 from leaktight.models.surgery import final_linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What an attack is going to meet, as far as it is known before.
+
+    round: of the federation, 0 for the first. watched: the rounds of the client that the attacker sees, the attacked
+    one included. clients: how many updates are in what the attacker sees; 1 if it sees the client's own.
+    """
+
+    model: nn.Module
+    num_examples: int
+    num_steps: int
+    round: int = 0
+    mode: Mode = "train"
+    watched: int = 1
+    clients: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +60,10 @@ class Adaptation:
     blurs: ClassVar[bool] = False
 
     defense: Defense
+
+    def unable(self, case: Case) -> str | None:
+        """Why knowing the defense does not help in this case, as a phrase; None if it may help."""
+        return None
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         """The changed attack, and the changed observations."""

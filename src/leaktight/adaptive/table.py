@@ -9,7 +9,7 @@ from leaktight.adaptive.adadefense import KnowsAdaDefense
 from leaktight.adaptive.clipping import KnowsClipping
 from leaktight.adaptive.fedkl import KnowsFedKl
 from leaktight.adaptive.graddefense import KnowsGradDefense
-from leaktight.adaptive.knowing import Adaptation, Knowing, composition_of
+from leaktight.adaptive.knowing import Adaptation, Case, Knowing, composition_of
 from leaktight.adaptive.lrp import KnowsRates
 from leaktight.adaptive.noise import KnowsClientDp, KnowsDpSgd, KnowsNoise
 from leaktight.adaptive.outpost import KnowsOutpost
@@ -62,6 +62,12 @@ def adapt(attack: Attack, defense: Defense) -> Attack | None:
     return None if base is None or adaptation is None else Knowing(attack=base, adaptation=adaptation)
 
 
+def unable(defense: Defense, case: Case) -> str | None:
+    """Why there is no attacker who knows this defense in this case, as a phrase; None if there is one."""
+    adaptation = adaptation_to(defense)
+    return "nothing is known that helps against it" if adaptation is None else adaptation.unable(case)
+
+
 def adaptation_to(defense: Defense) -> Adaptation | None:
     """The adaptation to a defense, or to the parts of a stack; None if there is none."""
     if isinstance(defense, Stack):
@@ -81,6 +87,11 @@ class KnowsStack(Adaptation):
     """
 
     parts: tuple[Adaptation, ...]
+
+    def unable(self, case: Case) -> str | None:
+        """That of its parts, if none of them helps."""
+        reasons = [part.unable(case) for part in self.parts]
+        return None if None in reasons else "; ".join(str(reason) for reason in reasons)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         shown = list(seen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -100,6 +100,7 @@ class Experiment:
     source, init: the network and its initial weights, so that every trial of an untrained one can make its own.
     attacked: the local training of the attacked round; `federation` has that of all other rounds.
     track: whether updates are easy to attack (diagnostic), or those of the federation's own training (production).
+    helpless: by defense, why there is no attacker who knows it here.
     """
 
     seed: int
@@ -113,6 +114,7 @@ class Experiment:
     settings: AuditSettings
     data_root: Path
     track: Track = "diagnostic"
+    helpless: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         played = self.federation.plan.rounds

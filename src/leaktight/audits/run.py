@@ -162,7 +162,8 @@ def summarise(
     experiment, cells = experiments[0], gather(trials)
     confidence = experiment.settings.confidence
     panel = Panel(cells, confidence, num_looks(experiments), cut=spending.ended == "budget")
-    raised = raise_flags(Evidence(panel, easier_than_training(*experiments)))
+    helpless = {(each.track, name): reason for each in experiments for name, reason in each.helpless.items()}
+    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless))
     concluded = panel.verdicts()
     rows = [
         tradeoff.make_row(each.name, each.settings, cells, states[0].training.get(each.name))

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from leaktight.adaptive.table import adapt
+from leaktight.adaptive.knowing import Case
+from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
 from leaktight.attacks.labels.rules import BiasCorrected, Geng
 from leaktight.attacks.presets.csdlg import CsDlg
@@ -122,21 +123,42 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
         for name, each in zip(_names(attacks), attacks, strict=True)
     ]
     adaptable = _adaptable(entries, (config.audit or AuditSettings()).adapted) if adaptive else []
-    knowing = [made for defense in defenses for made in _adapted(adaptable, defense)]
+    settings, attacked = config.audit or AuditSettings(), config.attacked or config.local
+    case = _case(federation, attacked, settings, config.threat)
+    reasons = {each.name: unable(each.value, case) for each in defenses[1:]} if adaptive else {}
+    helpless = {name: reason for name, reason in reasons.items() if reason is not None}
+    knowing = [made for each in defenses if each.name not in helpless for made in _adapted(adaptable, each)]
     experiment = Experiment(
         seed=config.seed,
         federation=federation,
         source=config.model.source,
         init=config.model.init,
-        attacked=config.attacked or config.local,
+        attacked=attacked,
         threat=config.threat,
         defenses=defenses,
         attacks=(*entries, *knowing),
-        settings=config.audit or AuditSettings(),
+        settings=settings,
         data_root=data_root(config.data_root),
+        helpless=helpless,
     )
     experiment.attacked_federation(Defense(), 0)  # fails here, not in a worker, if settings do not fit the data
     return experiment
+
+
+def _case(federation: Federation, attacked: LocalTraining, settings: AuditSettings, threat: ThreatModel) -> Case:
+    """The update of the largest client."""
+    largest = max(federation.sizes.values())
+    number = largest if attacked.samples is None else min(attacked.samples, largest)
+    members = federation.plan.per_round or len(federation.shares)
+    return Case(
+        model=federation.trainer.model,
+        num_examples=number,
+        num_steps=attacked.num_steps(largest),
+        round=settings.rounds(federation.plan.rounds)[-1],
+        mode=federation.trainer.mode,
+        watched=settings.watched,
+        clients=1 if threat.sees == "client" else members,
+    )
 
 
 def _told_apart(attacks: Sequence[AttackEntry], others: Sequence[AttackEntry]) -> list[AttackEntry]:

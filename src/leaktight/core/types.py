@@ -205,11 +205,30 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """What an attack proves about its guess from the update alone, without the truth.
+
+    proof: a few words for what was checked. figure: the result. needed: the least figure of a proof.
+    """
+
+    proof: str
+    figure: float
+    needed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the guess is proven to be the client's examples."""
+        return self.figure >= self.needed
+
+
+@dataclass(frozen=True)
 class Reconstruction:
     """The result of an attack: the guess, its loss under the attack's own objective, and notes.
 
     first_loss: the loss after the first iteration; None where there are no iterations.
     history: pairs of iteration and loss on the way to the guess.
+    certificate: what the attack can prove about the guess; None if nothing.
+    others: guesses that an ensemble did not choose, by the name of the attack that made them.
     """
 
     guess: Batch
@@ -217,3 +236,5 @@ class Reconstruction:
     notes: Mapping[str, Any] = field(default_factory=dict)
     first_loss: float | None = None
     history: tuple[tuple[int, float], ...] = ()
+    certificate: Certificate | None = None
+    others: Mapping[str, Batch] = field(default_factory=dict)

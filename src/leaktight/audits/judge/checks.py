@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.verdict import Panel
@@ -11,6 +11,8 @@ from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track
 
 MIN_TRIALS = 3
 FEW_DECOYS = 19
+
+_ALL_NAIVE = "all attackers behaved as if there were no defense"
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks read. easier: how the attacked updates are easier than those of training, or None."""
+    """What the checks read.
+
+    easier: how the attacked updates are easier than those of training, or None. helpless: by track and defense, why
+    there is no attacker who knows the defense.
+    """
 
     panel: Panel
     easier: str | None = None
+    helpless: Mapping[tuple[Track, str], str] = field(default_factory=dict)
 
     @property
     def cells(self) -> Sequence[CellTrials]:
@@ -151,7 +158,9 @@ def _no_control(evidence: Evidence) -> Iterator[Finding]:
 def _not_adaptive(evidence: Evidence) -> Iterator[Finding]:
     for track, defense in evidence.defenses:
         if not any(cell.adaptive and cell.valid for cell in evidence.of(track, defense)):
-            yield Finding("all attackers behaved as if there were no defense", defense=defense, track=track)
+            reason = evidence.helpless.get((track, defense))
+            detail = f"no adaptive attacker here: {reason}" if reason else _ALL_NAIVE
+            yield Finding(detail, defense=defense, track=track)
 
 
 def _few_decoys(evidence: Evidence) -> Iterator[Finding]:
