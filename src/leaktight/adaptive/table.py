@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from leaktight.adaptive.adadefense import KnowsAdaDefense
+from leaktight.adaptive.auto import Auto, KnowingAuto
 from leaktight.adaptive.clipping import KnowsClipping
 from leaktight.adaptive.fedkl import KnowsFedKl
 from leaktight.adaptive.graddefense import KnowsGradDefense
@@ -58,7 +59,10 @@ ADAPTATIONS: Mapping[type[Defense], type[Adaptation]] = {
 
 def adapt(attack: Attack, defense: Defense) -> Attack | None:
     """The attack adapted to a defense; None if the attack cannot be adapted or the defense has no adaptation."""
-    base, adaptation = composition_of(attack), adaptation_to(defense)
+    adaptation = adaptation_to(defense)
+    if isinstance(attack, Auto):
+        return None if adaptation is None else KnowingAuto(auto=attack, adaptation=adaptation)
+    base = composition_of(attack)
     return None if base is None or adaptation is None else Knowing(attack=base, adaptation=adaptation)
 
 

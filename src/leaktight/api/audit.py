@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Unpack
 
+from leaktight.adaptive.auto import ENSEMBLES, Budget
 from leaktight.api.runs import parse_workers, recorded_call, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.audits.plan import Experiment
@@ -89,17 +90,17 @@ def plan(
     adaptive: bool = True,
     trials: Trials | None = None,
     confidence: float | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     **scenario: Unpack[Scenario],
 ) -> PlannedAudit:
     """Read and check everything; nothing is trained or attacked. A trade-off has no production track."""
-    if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
-        raise UsageError(f"expected budget > 0 minutes, got {budget!r}; leave it out for no end")
+    minutes, effort = _parse_budget(budget)
     own = "model" in scenario or "data" in scenario
     resolved = complete(
         configure(config, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),
         trials=trials,
         confidence=confidence,
+        effort=effort,
         defenses_named=bool(scenario.get("defenses")),
     )
     if command == "tradeoff":
@@ -108,7 +109,18 @@ def plan(
     facts = scenario_facts(resolved, experiment)
     if resolved.production and production:
         facts["production"] = production_fact(resolved.production, production)
-    return PlannedAudit(command, resolved, experiment, production, facts, budget)
+    return PlannedAudit(command, resolved, experiment, production, facts, minutes)
+
+
+def _parse_budget(budget: float | str | None) -> tuple[float | None, Budget | None]:
+    """The minutes of a budget, and the effort of the attack `auto`; one of them, or none, is given."""
+    for effort in ENSEMBLES:
+        if budget == effort:
+            return None, effort
+    if budget is None or (not isinstance(budget, str) and budget > 0):
+        return budget, None
+    words = ", ".join(ENSEMBLES)
+    raise UsageError(f"expected as budget {words}, or minutes > 0, got {budget!r}; leave it out for no end")
 
 
 def audit(
@@ -117,7 +129,7 @@ def audit(
     adaptive: bool = True,
     trials: Trials | None = None,
     confidence: float | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,
@@ -131,7 +143,8 @@ def audit(
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
     adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense, or "auto":
     5, and 20 or more where 5 do not decide. confidence: the share of victims that "nothing found" has to stay below
-    (default: 0.15). budget: minutes after which no trial starts; it may differ when a run is resumed.
+    (default: 0.15). budget: the effort of the attack `auto`, "quick", "standard" or "thorough"; or minutes after which
+    no trial starts, which may differ when a run is resumed.
     out: the folder of the results and of report.html (default: runs/audit-NNN). resume: continue the run there.
     workers: the number of worker processes; 0 for this process, None for one per core; or "ray", "ray://host:port". A
     script that starts processes needs `if __name__ == "__main__":`. Results do not depend on it.
@@ -147,7 +160,7 @@ def tradeoff(
     adaptive: bool = True,
     trials: Trials | None = None,
     confidence: float | None = None,
-    budget: float | None = None,
+    budget: float | str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,

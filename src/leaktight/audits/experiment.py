@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leaktight.attacks.controls import Control
 from leaktight.audits.blind import LabelDraws, blind_labels
@@ -26,6 +26,7 @@ from leaktight.audits.trial import (
     extractor,
     judge,
     ledger_of,
+    oracle_of,
     picture_paths,
     threat_of,
     without_update,
@@ -39,7 +40,7 @@ from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstr
 from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation, FederationState, Share
 from leaktight.fl.messages import Train
-from leaktight.metrics import BuiltMetrics, Resources, build_metrics, metric_spec
+from leaktight.metrics import BuiltMetrics, Resources, build_metrics, label_accuracy, metric_spec
 from leaktight.results.schema import SCHEMA_VERSION, Pictures, Rank, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
@@ -174,7 +175,9 @@ class TrialRunner:
             update_changed=self._changed(spec, federation, trace, victim),
             client_seconds=played.seconds,
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
-            **self._against_chance(spec, played, members, judged),
+            chosen=found[0].notes.get("chosen"),
+            oracle=oracle_of(found[0], truth, judged, metrics),
+            **self._against_chance(spec, played, members, judged, found[0].labels),
         )
         return outcome, {true: judged.truth, guess: judged.guess}
 
@@ -193,9 +196,12 @@ class TrialRunner:
             reconstructed(attack, blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)
         ]
 
-    def _against_chance(self, spec: TrialSpec, played: Played, members: Sequence[str], judged: Judged) -> Chances:
+    def _against_chance(
+        self, spec: TrialSpec, played: Played, members: Sequence[str], judged: Judged, read: Tensor | None
+    ) -> Chances:
         """What an attack's guess has of the victim, beyond what a guess without the update would have.
 
+        read: labels that an attack read beside its guess, which has given ones.
         Decoys and simulated labels depend on the trial's number alone, and come from a stream that no attack sees.
         """
         if spec.attack.role == "control":
@@ -206,12 +212,12 @@ class TrialRunner:
         chances = Chances()
         if decoys is not None:
             chances["rank"], chances["decoy_scores"] = identify(judged.scored.inputs, truth.inputs, decoys)
-        if spec.attack.value.labels_from in LABELS_FOUND:
+        labels = judged.scored.targets if spec.attack.value.labels_from in LABELS_FOUND else read
+        if labels is not None:
+            labels = labels[: len(truth)]
             sizes = [len(truth_of(played.counted, [name])) for name in members]
-            blind = blind_labels(
-                judged.scored.targets, truth.targets, sizes, self.labels, judges_stream(place.child("labels"))
-            )
-            chances["label_accuracy"] = judged.label_accuracy
+            blind = blind_labels(labels, truth.targets, sizes, self.labels, judges_stream(place.child("labels")))
+            chances["label_accuracy"] = label_accuracy(labels, truth.targets)
             chances["label_chance"], chances["blind_labels"] = blind
         return chances
 

@@ -26,7 +26,7 @@ from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
 from leaktight.metrics.spec import Extract
 from leaktight.models.surgery import final_linear, has_batch_norm, mode_of, representation
 from leaktight.report.words import counted
-from leaktight.results.schema import Ledger, MetricNote, Threat, Trial, TrialHead, TrialOutcome
+from leaktight.results.schema import Ledger, MetricNote, Oracle, Threat, Trial, TrialHead, TrialOutcome, mean
 
 Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
 """The outcome of a trial, and its pictures by their paths in the run's folder."""
@@ -112,6 +112,23 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
         size=(height, width),
         count=len(truth),
     )
+
+
+def oracle_of(found: Reconstruction, truth: Batch, chosen: Judged, metrics: BuiltMetrics) -> Oracle | None:
+    """The best guess of an ensemble by its mean PSNR; None if the attack is none."""
+    if "chosen" not in found.notes:
+        return None
+    guesses = {name: judge(guess, truth, metrics) for name, guess in found.others.items()}
+    means = {
+        name: {metric: mean(scores or ()) for metric, scores in each.scores.items()}
+        for name, each in {str(found.notes["chosen"]): chosen, **guesses}.items()
+    }
+    best = max(means, key=lambda name: _number(means[name].get("psnr")))
+    return Oracle(attack=best, scores=means[best])
+
+
+def _number(score: float | None) -> float:
+    return -math.inf if score is None else score
 
 
 def best_of(judged: Sequence[Judged]) -> Judged:

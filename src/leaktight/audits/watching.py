@@ -71,10 +71,12 @@ def reconstructed(attack: Attack, given: Sequence[Sequence[Observation]], *, rng
     found = [attack.reconstruct(seen, rng=rng.child("watched", place)) for place, seen in enumerate(given)]
     guesses = [each.guess.inputs[: seen[0].batch_size] for each, seen in zip(found, given, strict=True)]
     targets = [each.guess.targets[: seen[0].batch_size] for each, seen in zip(found, given, strict=True)]
+    read = [each.labels for each in found if each.labels is not None]
     firsts = [each.first_loss for each in found if each.first_loss is not None]
     return Reconstruction(
         guess=Batch(torch.cat(guesses), torch.cat(targets)),
         loss=sum(each.loss for each in found) / len(found),
         notes={"assumed": sorted({str(note) for each in found for note in each.notes.get("assumed", ())})},
         first_loss=sum(firsts) / len(firsts) if len(firsts) == len(found) else None,
+        labels=torch.cat(read) if len(read) == len(found) else None,
     )

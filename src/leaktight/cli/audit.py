@@ -55,7 +55,7 @@ def command(
         "tradeoff" if context.command.name == "tradeoff" else "audit",
         config,
         adaptive=adaptive,
-        budget=budget,
+        budget=options.number(budget),
         settings=settings,
         attacks=attack or (),
         defenses=defense or (),

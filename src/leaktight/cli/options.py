@@ -42,8 +42,12 @@ Confidence: TypeAlias = Annotated[
     ),
 ]
 Budget: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--budget", metavar="MINUTES", help="Start no trial after this time; --resume continues the run."),
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="quick|standard|thorough|MINUTES",
+        help="The effort of the attack auto; or minutes after which no trial starts, --resume goes on.",
+    ),
 ]
 Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's folder (default: runs/COMMAND-NNN).")]
 Resume: TypeAlias = Annotated[
@@ -67,6 +71,18 @@ FailOn: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print only a JSON document on standard output.")]
+
+
+def number(text: str | None) -> float | str | None:
+    """The text as a number, if it is one.
+
+    >>> number("10"), number("quick")
+    (10.0, 'quick')
+    """
+    try:
+        return text if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def asked(**settings: str | None) -> list[str]:

@@ -8,13 +8,11 @@ from typing import Any, Literal
 
 from torch import nn
 
+from leaktight.adaptive.auto import Auto, Budget
 from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
 from leaktight.attacks.labels.rules import BiasCorrected, Geng
-from leaktight.attacks.presets.csdlg import CsDlg
-from leaktight.attacks.presets.dlg import Dlg
-from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audits.settings import AuditSettings
@@ -43,16 +41,28 @@ def complete(
     *,
     trials: int | Literal["auto"] | None = None,
     confidence: float | None = None,
+    effort: Budget | None = None,
     defenses_named: bool,
 ) -> Config:
     """The config with defaults for an audit: attacks, controls, "none" as the first defense, settings.
 
-    trials, confidence: override the settings unless None. defenses_named: the caller chose the defenses; add no
-    defaults. A production track has the defenses that its config names.
+    trials, confidence: override the settings unless None. effort: the budget of the attack `auto`. defenses_named: the
+    caller chose the defenses; add no defaults. A production track has the defenses that its config names.
     """
     said = {name: value for name, value in (("trials", trials), ("confidence", confidence)) if value is not None}
     production = config.production and _completed(config.production, said, defenses_named=True)
-    return replace(_completed(config, said, defenses_named=defenses_named), production=production)
+    completed = replace(_completed(config, said, defenses_named=defenses_named), production=production)
+    return completed if effort is None else _trying(completed, effort)
+
+
+def _trying(config: Config, effort: Budget) -> Config:
+    """The config with this budget for the attack `auto`; an error if it has no such attack."""
+    if not any(isinstance(each, Auto) for each in config.attacks):
+        raise UsageError(
+            f"the budget {effort!r} is one of the attack auto, got other attacks; add auto"
+        )
+    attacks = tuple(replace(each, budget=effort) if isinstance(each, Auto) else each for each in config.attacks)
+    return replace(config, attacks=attacks)
 
 
 def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool) -> Config:
@@ -61,7 +71,7 @@ def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool)
         defenses = (Outpost(), GradientCompression(), AdditiveNoise(noise_std=0.01))
     attacks = config.attacks
     if all(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (CsDlg(), Dlg(), InvertingGradients(), *attacks)
+        attacks = (Auto(), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
         attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
     try:
@@ -77,6 +87,8 @@ def _fitting(attack: Attack, threat: ThreatModel) -> Attack:
 
     It infers labels where it names no strategy for them, and matches one step where the local training is unknown.
     """
+    if isinstance(attack, Auto):
+        return attack if Knowledge.LABELS in threat.knows else replace(attack, labels="inferred")
     if not isinstance(attack, Preset):
         return attack
     simulates = Knowledge.LOCAL_TRAINING in threat.knows

@@ -10,11 +10,8 @@ from typing import Any, Literal
 import tomli_w
 from torch import Tensor, nn
 
+from leaktight.adaptive.auto import Auto
 from leaktight.attacks.controls import MeanImage, PriorOnly
-from leaktight.attacks.labels.rules import rule_for
-from leaktight.attacks.presets.csdlg import CsDlg
-from leaktight.attacks.presets.dlg import Dlg
-from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.audits.plan import AttackEntry, named
 from leaktight.config.audit import CONTROLS, is_small
 from leaktight.config.catalogue import ATTACKS
@@ -23,7 +20,6 @@ from leaktight.config.tables import Table, as_list, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
-from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
@@ -37,8 +33,6 @@ from leaktight.report.words import counted
 
 WHERE = "leaktight inspect"
 TABLES = ("seed", "model", "local", "attack")
-MOST_SIMULATED = 16
-"""The most local steps that attacks simulate; more are treated as one step, which is faster and less exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +174,7 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
     given = choose_all(ATTACKS, tables["attack"], WHERE, "attack") if "attack" in tables else ()
     attacks = [each.fitted(captured.seen) for each in given]
     if all(isinstance(each, CONTROLS) for each in attacks):
-        attacks = [*default_attacks(captured), *attacks]
+        attacks = [Auto().fitted(captured.seen), *attacks]
     if controls and not any(isinstance(each, CONTROLS) for each in attacks):
         attacks += [PriorOnly(iterations=200).fitted(captured.seen), MeanImage()]
     attacks = [each.pinned(onednn=not is_small(captured.bare)) for each in attacks]
@@ -189,22 +183,6 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
         AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
         for name, each in zip(names, attacks, strict=True)
     ]
-
-
-def default_attacks(captured: Captured) -> list[Attack]:
-    """The attacks if none are given: several on a small network, the most robust one on a large network."""
-    rule, steps = rule_for(captured.seen), captured.num_steps
-    local: Literal["simulate", "one_batch"] = "one_batch" if steps is None or steps > MOST_SIMULATED else "simulate"
-    if rule is None:
-        if steps is None:
-            raise UsageError("labels cannot be read from this update; give --labels, or --local so that dlg can run")
-        return [Dlg(local=local)]
-    attacks: list[Attack] = [InvertingGradients(labels=rule, local=local)]
-    if is_small(captured.bare):
-        attacks.insert(0, CsDlg(labels=rule, local=local))
-        if steps is not None and captured.settings.num_examples == 1:
-            attacks.insert(1, Dlg(local=local))
-    return attacks
 
 
 def _record(

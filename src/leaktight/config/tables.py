@@ -55,7 +55,7 @@ rounds = 20
 [threat]
 preset = "diagnostic"
 [audit]
-adapted = ["csdlg"]
+adapted = ["auto", "csdlg"]
 [audit.local]
 epochs = 1
 samples = 1
@@ -87,16 +87,8 @@ AUDIT_SCENARIO = (
     OWN_SCENARIO
     + """
 [[attack]]
-kind = "csdlg"
-iterations = 8
-[[attack]]
-kind = "dlg"
-iterations = 12
-restarts = 1
-[[attack]]
-kind = "inverting_gradients"
-iterations = 300
-learning_rate = 0.1
+kind = "auto"
+budget = "quick"
 """
 )
 """The scenario of an audit without a config, with attacks that are fast on the built-in data and network."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -303,14 +303,14 @@ class Attack(ABC):
         """The number of updates that it has to be given at once; None: as many as there are."""
         return None
 
-    def pinned(self, *, onednn: bool) -> Attack:
+    def pinned(self, *, onednn: bool) -> Self:
         """The attack with everything fixed that would otherwise depend on the machine, such as timed choices.
 
         onednn: whether to use the convolutions of oneDNN, where that is left open.
         """
         return self
 
-    def fitted(self, seen: Observation) -> Attack:
+    def fitted(self, seen: Observation) -> Self:
         """The attack with settings that fit this observation (labels, local steps), where its own leave them open."""
         return self
 

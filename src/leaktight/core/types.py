@@ -229,6 +229,7 @@ class Reconstruction:
     history: pairs of iteration and loss on the way to the guess.
     certificate: what the attack can prove about the guess; None if nothing.
     others: guesses that an ensemble did not choose, by the name of the attack that made them.
+    labels: as read from the update by an attack whose guess has given labels; None if it read none beside the guess.
     """
 
     guess: Batch
@@ -238,3 +239,4 @@ class Reconstruction:
     history: tuple[tuple[int, float], ...] = ()
     certificate: Certificate | None = None
     others: Mapping[str, Batch] = field(default_factory=dict)
+    labels: Tensor | None = None

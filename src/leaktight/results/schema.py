@@ -157,6 +157,13 @@ class Rank(Record):
         return self.place / (self.decoys + 1)
 
 
+class Oracle(Record):
+    """The best guess of an ensemble by the truth, which no attacker can choose. scores: means over the examples."""
+
+    attack: str
+    scores: dict[str, Figure]
+
+
 class TrialHead(Record):
     """The fields of a trial that are known before it runs.
 
@@ -190,7 +197,8 @@ class TrialOutcome(Record):
     each example the closest decoy's score. label_accuracy: None if labels were given. label_chance: the probability of
     that accuracy for a guess without the update; blind_labels: the mean accuracy of such guesses. labels: those of the
     guess. first_loss, loss: of the attack's search at its start and end. update_changed: whether the defense changed
-    the update. client_seconds: the time of the client's round.
+    the update. client_seconds: the time of the client's round. chosen: the attack of an ensemble whose guess was
+    judged; oracle: the best of all its guesses.
     """
 
     status: Literal["done", "failed"] = "done"
@@ -211,6 +219,8 @@ class TrialOutcome(Record):
     update_changed: bool | None = None
     client_seconds: Figure = None
     images: Pictures | None = None
+    chosen: str | None = None
+    oracle: Oracle | None = None
 
 
 class Trial(TrialHead, TrialOutcome):
@@ -298,7 +308,8 @@ class Cell(_Scored):
     valid: trials without a fault; faults: the number of the others by reason. victims: with valid trials; several
     rounds of one victim count once. reconstructed: how many of them were; success_rate: their share. identification,
     label_reading: tests over the victims. control: by metric, the score of the best guess without the update.
-    first_loss, loss, labels: of an inspection's only trial.
+    first_loss, loss, labels: of an inspection's only trial. chosen: how often each attack of an ensemble was chosen by
+    its own evidence. oracle: mean scores if the truth had chosen, which no attacker can do.
     """
 
     attack: str
@@ -323,6 +334,8 @@ class Cell(_Scored):
     first_loss: Figure = None
     loss: Figure = None
     labels: tuple[int, ...] | None = None
+    chosen: dict[str, int] = {}
+    oracle: dict[str, Figure] = {}
 
     @property
     def done(self) -> int:

@@ -48,10 +48,12 @@ Message: TypeAlias = tuple[int, float, Tensor | None]
 
 @dataclass(frozen=True)
 class MatchingResult:
-    """search: the results of all restarts. guess: the examples found by the best of them."""
+    """search: the results of all restarts. guess: the examples found by the best of them. distance: its loss without
+    priors."""
 
     search: SearchResult
     guess: Batch
+    distance: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +210,7 @@ class Matching(Attack):
         """The result of a search as a `Reconstruction`."""
         result = found.search
         notes = {
+            "distance": found.distance,
             "losses": [candidate.loss for candidate in result.candidates],
             "assumed": sorted({note for _, view, _ in evidence.views for note in view.notes}),
             **self.optimizer.effort(result.candidates),
@@ -238,14 +241,15 @@ def _run(job: _Job, tell: Tell[Message]) -> MatchingResult:
 
     with global_seed(job.rng.child("network")):
         result = job.attack.optimizer.minimize(problem, on_step if job.watched else None)
-    return MatchingResult(result, problem.guess(result.best.variables))
+    best = result.best.variables
+    return MatchingResult(result, problem.guess(best), problem.distance(best))
 
 
 def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:
     """The results of several jobs as one."""
     best = min(parts, key=lambda part: part.search.best.rank())
     candidates = [candidate for part in parts for candidate in part.search.candidates]
-    return MatchingResult(replace(parts[0].search, candidates=candidates), best.guess)
+    return replace(best, search=replace(parts[0].search, candidates=candidates))
 
 
 def _best_of_all(progress: Progress | None, jobs: int) -> Callable[[int, Message], None]:

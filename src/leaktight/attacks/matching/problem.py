@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -68,6 +68,12 @@ class MatchingProblem(Problem):
         if group:
             terms.append(group["pull"] * GroupConsistency().penalty(images, group["consensus"]))
         return torch.stack(terms).sum() if terms else images.sum() * 0
+
+    def distance(self, variables: Tree) -> float:
+        """The loss of these variables without priors, at least what its precision can tell from zero."""
+        with torch.no_grad():
+            loss = float(replace(self, priors=()).loss(variables, {}, self.constants))
+        return max(loss, 2 * torch.finfo(self.precision).eps)
 
     def _penalty(self, prior: Prior, images: Tensor, constants: Tree) -> Tensor:
         if isinstance(prior, ImagePrior):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from leaktight.audits.judge.cells import CellTrials, gather
 from leaktight.audits.judge.checks import Raised
 from leaktight.audits.judge.statistics import Interval
 from leaktight.audits.judge.verdict import Panel
-from leaktight.results.schema import Cell, Moment, Score, Trial
+from leaktight.results.schema import Cell, Moment, Score, Trial, mean
 
 ALWAYS = ("psnr", "mse", "ssim", "lpips_alex")
 """Metrics that every cell has, null where they were not computed."""
@@ -36,11 +37,19 @@ def cell_of(cell: CellTrials, panel: Panel, raised: Sequence[Raised]) -> Cell:
         seconds=sum(trial.seconds for trial in cell.trials) / len(cell.trials),
         flags=tuple(dict.fromkeys(each.check.code for each in raised if each.finding.concerns(cell))),
         trial_ids=tuple(trial.id for trial in cell.trials),
+        chosen=dict(Counter(trial.chosen for trial in cell.valid if trial.chosen is not None).most_common()),
+        oracle=_oracle(cell),
     )
     metrics = dict.fromkeys((*ALWAYS, *(name for trial in cell.done for name in trial.scores)))
     labels = cell.label_accuracy()
     read = None if labels is None else _score(labels, max(cell.labels_read))
     return found.with_scores({**{name: _figure(cell, name) for name in metrics}, "label_accuracy": read})
+
+
+def _oracle(cell: CellTrials) -> dict[str, float | None]:
+    """The mean scores of the best guesses of an ensemble, by the truth; empty for other attacks."""
+    best = [trial.oracle.scores for trial in cell.valid if trial.oracle is not None]
+    return {name: mean([each.get(name) for each in best]) for name in (best[0] if best else ())}
 
 
 def over_time(trials: Sequence[Trial]) -> tuple[Moment, ...] | None:
