@@ -18,15 +18,15 @@ from leaktight.core.protocols import Defense
 from leaktight.core.training import LocalTraining
 
 
-def test_without_a_config_three_attacks_meet_three_defenses() -> None:
+def test_without_a_config_auto_meets_three_defenses() -> None:
     config = complete(load_config(None, scenario=AUDIT_SCENARIO), trials=None, defenses_named=False)
     experiment = build_experiment(config, *load_data(config), adaptive=True)
     assert [each.name for each in experiment.defenses] == ["none", "outpost", "compression", "noise"]
     roles = [(each.name, each.role) for each in experiment.attacks if not each.adaptive]
-    assert [name for name, role in roles if role == "attack"] == ["csdlg", "dlg", "inverting_gradients"]
+    assert [name for name, role in roles if role == "attack"] == ["auto"]
     assert [name for name, role in roles if role == "control"] == ["prior_only", "mean_image", "public_image"]
     knowing = [(each.name, each.against) for each in experiment.attacks if each.adaptive]
-    assert knowing == [("csdlg", "outpost"), ("csdlg", "compression"), ("csdlg", "noise")]
+    assert knowing == [("auto", "outpost"), ("auto", "compression"), ("auto", "noise")]
     assert not experiment.trains
     facts = scenario_facts(config, experiment)
     assert facts["attacked update"] == "1 example, 1 sgd step of 1 at learning rate 0.2"
@@ -58,12 +58,13 @@ def test_no_defense_alone_can_be_asked_for() -> None:
 
 
 def test_nothing_of_an_attack_is_left_to_the_machine() -> None:
-    config = complete(load_config(None, scenario=AUDIT_SCENARIO), trials=None, defenses_named=False)
+    config = load_config(None, attacks=["auto", "csdlg", "dlg"], scenario=AUDIT_SCENARIO)
+    config = complete(config, trials=None, defenses_named=False)
     experiment = build_experiment(config, *load_data(config), adaptive=False)
     searching = [each for each in experiment.attacks if "onednn" in each.settings]
     assert len(searching) == 4
     assert {each.settings["onednn"] for each in searching} == {False}
-    assert {each.settings["progress_every"] for each in searching} == {1}
+    assert {each.settings["progress_every"] for each in searching if each.name != "auto"} == {1}
 
 
 def test_a_config_says_which_attacks_are_adapted(tmp_path: Path) -> None:
@@ -73,9 +74,11 @@ def test_a_config_says_which_attacks_are_adapted(tmp_path: Path) -> None:
         experiment = build_experiment(config, *load_data(config), adaptive=True)
         return {each.name for each in experiment.attacks if each.adaptive}
 
-    assert adapted() == {"csdlg"}
-    assert adapted("audit.adapted=['dlg', 'csdlg']") == {"dlg", "csdlg"}
-    assert adapted("audit.adapted=[]") == {"csdlg", "dlg", "inverting_gradients"}
+    several = ["csdlg", "dlg", "inverting_gradients"]
+    assert adapted() == {"auto"}
+    assert adapted(attacks=several) == {"csdlg"}
+    assert adapted("audit.adapted=['dlg', 'csdlg']", attacks=several) == {"dlg", "csdlg"}
+    assert adapted("audit.adapted=[]", attacks=several) == {"csdlg", "dlg", "inverting_gradients"}
     assert adapted(attacks=["idlg"]) == {"idlg"}, "none of those named is tried, so all are"
     with pytest.raises(ConfigError, match=r"audit\.adapted: unknown attack 'csdgl'"):
         adapted("audit.adapted=['csdgl']")
@@ -113,14 +116,14 @@ def test_the_built_in_audit_has_a_production_track_of_ordinary_training() -> Non
 
 def test_what_a_caller_says_holds_for_both_tracks() -> None:
     assert load_config(None, scenario=AUDIT_SCENARIO, attacks=["dlg"]).production is None
-    assert built_in("attack.0.iterations=1").production == built_in().production
+    assert built_in("attack.0.budget=standard").production == built_in().production
     assert load_config(None, ["attack=[{kind='dlg'}]"], scenario=AUDIT_SCENARIO).production is None
     for config in (built_in("model.kind=mlp"), built_in(model={"kind": "mlp"}, scenario=OWN_SCENARIO)):
         assert config.production is not None
         assert config.production.model == config.model
     other = built_in("model.activation=sigmoid", "local.learning_rate=0.3", "federation.rounds=5", "audit.trials=3")
     assert other.production is not None
-    assert other.production.audit == AuditSettings(trials=3, attack_round=4, adapted=("csdlg",))
+    assert other.production.audit == AuditSettings(trials=3, attack_round=4, adapted=("auto", "csdlg"))
     assert (other.production.local.learning_rate, other.production.local.samples) == (0.3, 32)
     assert other.production.model.init == "default"
     assert other.production.model.source == other.model.source

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import leaktight
+from leaktight.adaptive.auto import KnowingAuto
 from leaktight.adaptive.knowing import Knowing
 from leaktight.attacks.controls import KnownOrBlind
 from leaktight.attacks.labels.last_layer import LabelStrategy
@@ -94,6 +95,7 @@ def test_every_public_method_has_its_line(family: str) -> None:
     } - {
         Matching,  # the loop itself, of which the attacks are compositions
         Knowing,  # what changes an attack for a defense
+        KnowingAuto,
         KnownOrBlind,  # the labels of controls
         GivenImages,  # data of a Python caller, which no config can name
         GivenDataset,

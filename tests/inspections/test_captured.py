@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 from tests.seeds import replayed
 from torch import Tensor, nn
 
+from leaktight.adaptive.auto import Auto
 from leaktight.attacks.labels.rules import rule_for
-from leaktight.attacks.presets.preset import Preset
-from leaktight.config.inspect import default_attacks
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images, Inputs
 from leaktight.core.rng import global_seed
@@ -349,18 +348,16 @@ def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:
         read_tensors(tmp_path / "change.pt"),
         "after",
     )
-    names = [type(each).__name__ for each in default_attacks(known)]
-    assert names == ["CsDlg", "Dlg", "InvertingGradients"]
+    assert Auto().fitted(known.seen).labels == "given"
     rule = rule_for(unknown.seen)
     assert rule is not None
     assert rule.infer(unknown.seen, 1, rng=replayed(0)).tolist() == [0]
-    blind = default_attacks(unknown)
-    assert [type(each).__name__ for each in blind] == ["CsDlg", "InvertingGradients"]
-    assert all(each.fitted(unknown.seen) == each for each in blind)
-    for attack in blind:
-        assert isinstance(attack, Preset)
-        guess = replace(attack, iterations=2).reconstruct([unknown.seen], rng=replayed(0)).guess
-        assert guess.inputs.shape == (1, *SHAPE.shape)
+    blind = Auto(budget="quick").fitted(unknown.seen)
+    assert blind.labels == "inferred"
+    found = blind.reconstruct([unknown.seen], rng=replayed(0))
+    assert found.guess.inputs.shape == (1, *SHAPE.shape)
+    assert found.labels is not None
+    assert found.labels.tolist() == [0]
 
 
 def test_true_images_come_from_a_picture_a_folder_or_arrays(tmp_path: Path) -> None:

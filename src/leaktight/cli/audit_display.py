@@ -22,6 +22,7 @@ from leaktight.report.judgements import (
     TRACKS,
     answer_lines,
     chance_words,
+    chosen_words,
     fault_words,
     spending_facts,
     tracks_of,
@@ -165,6 +166,7 @@ def print_audit(summary: Summary, console: Console) -> None:
             console.print(f"[bold]{track.capitalize()}[/]", highlight=False)
         console.print(cells_table(summary, letters, track))
         _print_faults(summary, track, console)
+        _print_ensembles(summary, track, console)
         console.print()
     _say(console, f"a victim counts as rebuilt {summary.leaked_if}")
     _say(console, f"assumed: {ledger_words(summary.ledger)}")
@@ -230,6 +232,15 @@ def _print_faults(summary: Summary, track: Track, console: Console) -> None:
             name = f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
             for fault in fault_words(cell):
                 _say(console, f"{name}: {fault}")
+
+
+def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
+    """Print which attacks of an ensemble gave its answers, and what the truth would have chosen."""
+    for cell in summary.cells:
+        if cell.track == track and cell.chosen:
+            name = f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
+            best = shown(cell.oracle.get("psnr"), "{:.1f} dB")
+            _say(console, f"{name}: {chosen_words(cell)}; oracle-best (chosen by the truth, not by an attacker) {best}")
 
 
 def _say(console: Console, text: str) -> None:

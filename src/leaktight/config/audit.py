@@ -58,9 +58,7 @@ def complete(
 def _trying(config: Config, effort: Budget) -> Config:
     """The config with this budget for the attack `auto`; an error if it has no such attack."""
     if not any(isinstance(each, Auto) for each in config.attacks):
-        raise UsageError(
-            f"the budget {effort!r} is one of the attack auto, got other attacks; add auto"
-        )
+        raise UsageError(f"the budget {effort!r} is one of the attack auto, got other attacks; add auto")
     attacks = tuple(replace(each, budget=effort) if isinstance(each, Auto) else each for each in config.attacks)
     return replace(config, attacks=attacks)
 

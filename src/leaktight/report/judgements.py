@@ -92,6 +92,15 @@ def fault_words(cell: Cell) -> list[str]:
     return [f"{amount} invalid: {reason}" for reason, amount in cell.faults.items()]
 
 
+def chosen_words(cell: Cell) -> str:
+    """How often each attack of an ensemble was chosen, the most frequent first.
+
+    >>> chosen_words(Cell.model_construct(chosen={"csdlg": 15, "dlg": 5}))
+    'csdlg 15, dlg 5'
+    """
+    return ", ".join(f"{name} {count}" for name, count in cell.chosen.items())
+
+
 def victims_words(entry: AttackerVerdict) -> str:
     """How many victims an attack reconstructed.
 

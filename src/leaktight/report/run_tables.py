@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, tracks_of, verdict_words
+from leaktight.report.judgements import chance_words, chosen_words, tracks_of, verdict_words
 from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.words import (
     MISSING,
@@ -43,7 +43,11 @@ def run_tables(summary: Summary) -> list[TextTable]:
     attackers = attackers_of(summary)
     tables = []
     for track in tracks_of(summary):
-        tables += [_verdicts(summary, track, attackers), _leakage(summary, track, attackers)]
+        tables += [
+            _verdicts(summary, track, attackers),
+            _leakage(summary, track, attackers),
+            _ensembles(summary, track),
+        ]
     return [table for table in (*tables, _tradeoff(summary), _time(summary)) if table.rows]
 
 
@@ -128,6 +132,28 @@ def _leakage(summary: Summary, track: Track, attackers: dict[Threat, str]) -> Te
         note="Mean over valid trials, 95 % interval in brackets; worst: the most leaking trial"
         + ("; without the update: the best negative control on the same victims" if controls else "")
         + ("; by chance: how often a guess without the update would do as well, after correction." if tests else "."),
+    )
+
+
+def _ensembles(summary: Summary, track: Track) -> TextTable:
+    header = ("Defense", "Attack", "Chosen by its own evidence", "PSNR of the answer", "PSNR if the truth had chosen")
+    rows = tuple(
+        (
+            defense_words(cell.defense),
+            attack_name(cell),
+            chosen_words(cell),
+            number(cell.mean_of("psnr"), "psnr"),
+            number(cell.oracle.get("psnr"), "psnr"),
+        )
+        for cell in summary.cells
+        if cell.track == track and cell.chosen
+    )
+    return TextTable(
+        title=titled("Ensembles", track, tracks_of(summary)),
+        header=header,
+        rows=rows,
+        text_columns=3,
+        note="No attacker can choose by the truth; the last column shows what a better choice could gain.",
     )
 
 

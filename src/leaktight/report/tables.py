@@ -184,6 +184,8 @@ def _cell_figures(cell: Cell) -> Iterator[tuple[tuple[str, str], float | None]]:
     for name, test in (("identification", cell.identification), ("label_reading", cell.label_reading)):
         yield (name, "chance"), None if test is None else test.chance
         yield (name, "corrected"), None if test is None else test.corrected
+    for metric, best in cell.oracle.items():
+        yield (metric, "oracle"), best
     yield ("seconds", "mean"), cell.seconds
 
 

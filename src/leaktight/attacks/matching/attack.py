@@ -241,8 +241,8 @@ def _run(job: _Job, tell: Tell[Message]) -> MatchingResult:
 
     with global_seed(job.rng.child("network")):
         result = job.attack.optimizer.minimize(problem, on_step if job.watched else None)
-    best = result.best.variables
-    return MatchingResult(result, problem.guess(best), problem.distance(best))
+        best = result.best.variables
+        return MatchingResult(result, problem.guess(best), problem.distance(best))
 
 
 def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:
