@@ -17,6 +17,7 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor, nn
 
+from leaktight.adaptive.auto import Auto
 from leaktight.attacks.controls import MeanImage, PriorOnly, PublicImage
 from leaktight.attacks.exact.linear_inversion import LinearInversion
 from leaktight.attacks.exact.rgap import RGap
@@ -84,6 +85,7 @@ FISHING = Fishing(**QUICK)
 ROBBING = RobbingTheFed(num_bins=24)
 GLAUS = Glaus(queries=4, colluders=2, **ONE)
 CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
+    "auto": (Auto(budget="quick", onednn=False), smooth),
     "dlg": (Dlg(**ONE), smooth),
     "idlg": (IdlgAttack(**ONE), smooth),
     "cpl": (Cpl(patch=4, **ONE), smooth),

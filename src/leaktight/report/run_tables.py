@@ -43,11 +43,8 @@ def run_tables(summary: Summary) -> list[TextTable]:
     attackers = attackers_of(summary)
     tables = []
     for track in tracks_of(summary):
-        tables += [
-            _verdicts(summary, track, attackers),
-            _leakage(summary, track, attackers),
-            _ensembles(summary, track),
-        ]
+        tables += [_verdicts(summary, track, attackers), _leakage(summary, track, attackers)]
+        tables += [_ensembles(summary, track)]
     return [table for table in (*tables, _tradeoff(summary), _time(summary)) if table.rows]
 
 
