@@ -172,6 +172,8 @@ def test_watching_changes_nothing(kind: str) -> None:
     pinned = attack.pinned(onednn=False)
     watched = pinned.reconstruct(list(seen), rng=replayed(1), progress=lambda iteration, loss, guess: told.append(loss))
     assert_same(watched, answered(kind))
+    if "chosen" in watched.notes:
+        return  # the first report is that of another attack of the ensemble
     assert repr(told[0]) == repr(watched.first_loss), "an audit need not watch to know where a search began"
 
 
