@@ -94,7 +94,7 @@ def cost_plan(defenses: Sequence[Defense], victims: int) -> PlannedAudit:
         data={"kind": "digits", "size": 8},
         partition={"kind": "iid", "clients": 20},
         model={"kind": "lenet_zhu", "init": "default", "activation": "relu"},
-        local={"epochs": 5, "batch_size": 16, "learning_rate": 0.1},
+        local={"epochs": 5, "batch_size": 16, "learning_rate": 0.3},
         federation={"rounds": ROUNDS, "per_round": 10},
         threat="diagnostic",
         attacks=[_attack(ITERATIONS[1, 1]), "mean_image", "public_image"],

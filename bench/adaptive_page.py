@@ -76,6 +76,7 @@ def _draw(boards: Sequence[Board], picture: Path) -> None:
     lines = -(-len(boards) // columns)
     names = list(dict.fromkeys(row.card.defense for board in boards for row in board.rows))
     figure = Figure(figsize=(3.4 * columns + 1.0, (0.23 * len(names) + 0.9) * lines), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for panel, board in zip(panels, boards, strict=False):
         for shift, colour, adaptive in ((-0.17, NAIVE, False), (0.17, KNOWING, True)):
@@ -101,7 +102,7 @@ def _draw(boards: Sequence[Board], picture: Path) -> None:
     figure.supxlabel("PSNR (dB), mean over victims and 95 % interval", fontsize=9)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
-    replace_atomically(picture, lambda file: FigureCanvasAgg(figure).print_png(str(file)))
+    replace_atomically(picture, lambda temporary: figure.savefig(temporary))
 
 
 def _ends(attackers: Iterable[Attacker]) -> list[list[float]]:

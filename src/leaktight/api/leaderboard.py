@@ -6,7 +6,7 @@ import json
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,7 +96,9 @@ def submit(file: Path, guesses: Path, *, attack: str, by: str, code: str = "", a
     card: t000, t001 ... They are judged as an attack of an audit is: against the truth, controls and decoys.
     by, code: who made them, and where the code is. adaptive: whether the defense was known.
     """
-    card = read_card(file)
+    card, folder = read_card(file), file.resolve().parents[2]
+    if file.resolve() != folder / card.file:
+        raise UsageError(f"expected the card in its place in a leaderboard, {card.file}, got {file}; move it there")
     for name, value in (("attack", attack), ("by", by)):
         if not value.strip():
             raise UsageError(f"expected a name for --{name}, got an empty one; say what or who made the guesses")
@@ -126,7 +128,7 @@ def submit(file: Path, guesses: Path, *, attack: str, by: str, code: str = "", a
             "word": level or card.word,
         }
     )
-    write_cards(file.resolve().parents[2], [added])
+    write_cards(folder, [added])
     return read_card(file)
 
 
@@ -197,8 +199,8 @@ class Scene:
 def _config(source: Source) -> Config:
     """The config of a run, with no other attacks than controls, so that no code of others is looked up."""
     tables = tomllib.loads(source.config)
-    attacks = tables.get("attack", [])
-    tables["attack"] = [each for each in as_list(attacks) if each.get("kind") in CONTROLS]
+    attacks = as_list(tables.get("attack", []))
+    tables["attack"] = [each for each in attacks if isinstance(each, Mapping) and each.get("kind") in CONTROLS]
     tables.pop("production", None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"

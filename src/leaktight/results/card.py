@@ -183,14 +183,14 @@ class Card(Record):
 
     def joined(self, other: Card) -> Card:
         """This card with what another one adds; of the same attacker the closer guesses are kept."""
-        found = {each.name: each for each in other.attackers}
-        for each in self.attackers:
+        found = {each.name: each for each in self.attackers}
+        for each in other.attackers:
             rival = found.get(each.name)
             if rival is None or (each.worst or 0.0) >= (rival.worst or 0.0):
                 found[each.name] = each
         attackers = tuple(found.values())
         used = {each.run for each in attackers}
-        sources = {each.digest: each for each in (*other.sources, *self.sources) if each.digest in used}
+        sources = {each.digest: each for each in (*self.sources, *other.sources) if each.digest in used}
         blinds = [each for each in (self.blind, other.blind) if each is not None]
         changes: dict[str, object] = {
             "attackers": attackers,
