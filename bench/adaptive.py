@@ -6,8 +6,7 @@
     python -m bench adaptive render                # docs/results/adaptive.md and its figure, from the cards
 
 A setting is an ordinary audit in a folder below --runs, which a later call continues. Its cards go to --to. Clients
-hold exactly the examples of one update, so that the seed alone fixes the victims: test images, which no attacker here
-was tuned on.
+hold exactly the examples of one update, so that the seed alone fixes the victims, which are test images.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ from leaktight.results.schema import UNDEFENDED, Round, Trial
 HELD = 8000
 """Images of the test part that clients hold; the other 2000 are public."""
 VICTIMS = 10
+SEED = 16
+"""Draws the victims. The settings of the search were chosen on victims of seed 0."""
 NOTHING_BELOW = 0.3
 """"Nothing found" in 10 victims shows with 95 % confidence that fewer than this share is reconstructed."""
 PATIENCE = 60
@@ -62,6 +63,7 @@ class Case:
     def planned(self, defenses: Sequence[Defense], victims: int) -> PlannedAudit:
         return plan(
             "audit",
+            seed=SEED,
             data={"kind": self.data, "part": "test"},
             partition={"kind": "iid", "clients": HELD // self.examples, "validation": 0.0},
             model={"kind": "lenet_zhu", "init": self.init, "activation": "sigmoid"},
@@ -91,6 +93,7 @@ def cost_plan(defenses: Sequence[Defense], victims: int) -> PlannedAudit:
     """A trade-off on the embedded digits: accuracy after some rounds, a client's seconds and bytes."""
     return plan(
         "tradeoff",
+        seed=SEED,
         data={"kind": "digits", "size": 8},
         partition={"kind": "iid", "clients": 20},
         model={"kind": "lenet_zhu", "init": "default", "activation": "relu"},

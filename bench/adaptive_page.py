@@ -22,9 +22,9 @@ HEAD = """# Naive against adaptive
 Every defense of the catalogue at its default settings, attacked by csDLG (L-BFGS, float64, labels known as a set) by an
 attacker who does not know the defense and by one who does ([adaptive.md](../adaptive.md)), with the same settings of
 the search for all defenses. PSNR in dB is the mean over victims (of the mean over a batch) with its 95 % interval;
-*reconstructed* is the judge's count ([verdicts.md](../verdicts.md)). Victims are test images, drawn by seed 0;
-attackers were tuned on other images. `python -m bench adaptive render` makes this page from the cards of the
-[leaderboard](../leaderboard.md), which hold every score, the configs and the digests of the runs
+*reconstructed* is the judge's count ([verdicts.md](../verdicts.md)). Victims are test images, drawn by seed 16;
+the settings of the search were chosen on others. `python -m bench adaptive render` makes this page from the cards of
+the [leaderboard](../leaderboard.md), which hold every score, the configs and the digests of the runs
 (`python -m bench adaptive`).
 """
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from leaktight.report.html import fill
 from leaktight.report.judgements import TRACKS
 from leaktight.report.standings import RULES, SAME_IMAGE, Board, Row, boards_of
-from leaktight.report.words import MISSING, VERDICTS, counted, interval, number, percent, seconds, threat_words
+from leaktight.report.words import MISSING, VERDICTS, interval, number, percent, seconds, threat_words
 from leaktight.results.card import Attacker, Card, Setting, Utility, is_reference
-from leaktight.results.schema import Track
+from leaktight.results.schema import UNDEFENDED, Track
 
 _KILO = 1000
 
@@ -54,7 +54,8 @@ def render_leaderboard(cards: Sequence[Card]) -> str:
 
 def _overview(track: Track, boards: Sequence[Board]) -> Overview:
     names = dict.fromkeys(row.card.defense for board in boards for row in board.rows)
-    order = sorted(names, key=lambda name: (name == "none", _mean_leak(name, boards), name))
+    known = {row.card.defense for board in boards for row in board.rows if row.card.strongest(adaptive=True)}
+    order = sorted(names, key=lambda name: (name == UNDEFENDED, name not in known, _mean_leak(name, boards), name))
     return Overview(track=track, note=TRACKS[track], boards=tuple(boards), defenses=tuple(order))
 
 
@@ -95,7 +96,7 @@ def share_words(attacker: Attacker | None) -> str:
     """How many victims an attacker reconstructed."""
     if attacker is None or attacker.reconstructed is None:
         return MISSING
-    return f"{attacker.reconstructed} of {counted(attacker.victims, 'victim')}"
+    return f"{attacker.reconstructed} of {attacker.victims}"
 
 
 def accuracy_words(utility: Utility | None) -> str:
