@@ -6,7 +6,8 @@
     python -m bench adaptive render                # docs/results/adaptive.md and its figure, from the cards
 
 A setting is an ordinary audit in a folder below --runs, which a later call continues. Its cards go to --to. Clients
-hold exactly the examples of one update, so that the seed alone fixes the victims, which are test images.
+hold exactly the examples of one update, so that the seed alone fixes the victims, which are test images. Defenses whose
+clients agree on something in pairs (LRP) are attacked in a second run with fewer clients, of 100 examples each.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from leaktight.results.schema import UNDEFENDED, Round, Trial
 
 HELD = 8000
 """Images of the test part that clients hold; the other 2000 are public."""
+FEW = 80
+"""Clients behind a defense whose clients agree on something in pairs, which takes minutes with a thousand of them."""
 VICTIMS = 10
 SEED = 16
 """Draws the victims. The settings of the search were chosen on victims of seed 0."""
@@ -39,6 +42,8 @@ PATIENCE = 60
 """Evaluations of L-BFGS without a loss 1 % lower after which a search ends."""
 ITERATIONS = {(1, 1): 40, (4, 1): 30, (1, 4): 20, (4, 4): 10}
 """Most iterations (of up to 20 evaluations) by batch size and steps: the more an evaluation costs, the fewer."""
+EQUAL = {"kind": "fedavg", "scheme": "I"}
+"""Clients count equally, as LRP needs it; they have equally many examples."""
 ROUNDS = 20
 """Rounds of training for accuracy and cost."""
 
@@ -60,15 +65,15 @@ class Case:
     def examples(self) -> int:
         return self.batch * self.steps
 
-    def planned(self, defenses: Sequence[Defense], victims: int) -> PlannedAudit:
+    def planned(self, defenses: Sequence[Defense], victims: int, *, clients: int) -> PlannedAudit:
         return plan(
             "audit",
             seed=SEED,
             data={"kind": self.data, "part": "test"},
-            partition={"kind": "iid", "clients": HELD // self.examples, "validation": 0.0},
+            partition={"kind": "iid", "clients": clients, "validation": 0.0},
             model={"kind": "lenet_zhu", "init": self.init, "activation": "sigmoid"},
             local={"epochs": 1, "batch_size": self.batch, "learning_rate": 0.01},
-            federation={"rounds": 1, "per_round": 1},
+            federation={"rounds": 1, "per_round": 1, "aggregator": EQUAL},
             threat="diagnostic",
             attacks=[_attack(ITERATIONS[self.batch, self.steps]), "mean_image", "public_image"],
             defenses=defenses,
@@ -98,7 +103,7 @@ def cost_plan(defenses: Sequence[Defense], victims: int) -> PlannedAudit:
         partition={"kind": "iid", "clients": 20},
         model={"kind": "lenet_zhu", "init": "default", "activation": "relu"},
         local={"epochs": 5, "batch_size": 16, "learning_rate": 0.3},
-        federation={"rounds": ROUNDS, "per_round": 10},
+        federation={"rounds": ROUNDS, "per_round": 10, "aggregator": EQUAL},
         threat="diagnostic",
         attacks=[_attack(ITERATIONS[1, 1]), "mean_image", "public_image"],
         defenses=defenses,
@@ -120,6 +125,11 @@ def _attack(iterations: int) -> dict[str, object]:
 def defenses_of(kinds: Sequence[str]) -> list[Defense]:
     """These defenses of the catalogue with their default settings; all of them if none is named."""
     return [NEEDY.get(kind) or DEFENSES[kind]() for kind in kinds or DEFENSES if kind != UNDEFENDED]
+
+
+def agrees(defense: Defense) -> bool:
+    """Whether clients talk to each other before the first round."""
+    return next(iter(defense.agree(["a", "b"])), None) is not None
 
 
 @dataclass
@@ -184,10 +194,16 @@ def main(arguments: Sequence[str]) -> None:
     if options.what == "cost":
         measure("cost", cost_plan(defenses, options.victims), options, options.minutes)
         return
-    for case in CASES:
-        left = None if options.minutes is None else options.minutes - (time.monotonic() - began) / 60
-        if (not options.only or any(fnmatch(case.name, each) for each in options.only)) and (left is None or left > 0):
-            measure(case.name, case.planned(defenses, options.victims), options, left)
+    together, alone = [each for each in defenses if agrees(each)], [each for each in defenses if not agrees(each)]
+    chosen = [case for case in CASES if not options.only or any(fnmatch(case.name, each) for each in options.only)]
+    for case in chosen:
+        for name, group, clients in (
+            (case.name, alone, HELD // case.examples),
+            (f"{case.name}-agreed", together, FEW),
+        ):
+            left = None if options.minutes is None else options.minutes - (time.monotonic() - began) / 60
+            if group and (left is None or left > 0):
+                measure(name, case.planned(group, options.victims, clients=clients), options, left)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

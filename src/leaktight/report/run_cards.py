@@ -23,6 +23,7 @@ _VARIES = "varies"
 def cards_of_run(folder: Path) -> list[Card]:
     """A card for each defense and track of a finished audit or trade-off. Raises UsageError if its digest is another.
 
+    A defense on which every attack ended in an error has none.
     A trade-off gives the cards of its diagnostic track the accuracy and the cost of the defense.
     """
     found = verify(folder)
@@ -31,7 +32,11 @@ def cards_of_run(folder: Path) -> list[Card]:
     run = load_run(folder)
     if not any(cell.role == "attack" for cell in run.summary.cells) or not run.summary.verdicts:
         raise UsageError(f"{folder} has no verdicts of attacks on defenses; name the folder of an audit or a trade-off")
-    return [_card(run, entry, found.digest) for entry in run.summary.verdicts]
+    tried = {(each.track, each.defense) for each in run.trials if each.role == "attack" and each.status == "done"}
+    if not tried:
+        raise UsageError(f"every attack of {folder} ended in an error; see its report, and run it again")
+    entries = [each for each in run.summary.verdicts if (each.track, each.defense) in tried]
+    return [_card(run, entry, found.digest) for entry in entries]
 
 
 def _card(run: Run, verdict: Verdict, digest: str) -> Card:
@@ -97,7 +102,7 @@ def _setting(run: Run, trials: Sequence[Trial], track: Track) -> Setting:
     data = {key: value for key, value in tables.get("data", {}).items() if key != "root"}
     facts = [trial.ledger for trial in trials if trial.ledger.batch_size is not None]
     if not facts or not data:
-        raise UsageError(f"{run.path}: no finished trial on {trials[0].defense}, or no config; run it again")
+        raise UsageError(f"{run.path}: expected a config and finished trials on {trials[0].defense}; run it again")
     return Setting(
         data=data,
         model=tables.get("model", {}),
