@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import attacks, calibration, defenses, engine, flower, paillier, secret, startup
+from bench import adaptive, attacks, calibration, defenses, engine, flower, paillier, secret, startup
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
@@ -19,8 +20,12 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["adaptive"]:
+        adaptive.main(sys.argv[2:])
+        sys.exit()
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    names = f"{', '.join(BENCHMARKS)}; or calibration, and which of {', '.join(calibration.PARTS)}: not part of all"
+    names = f"{', '.join(BENCHMARKS)}; not part of all: adaptive, or calibration, and which of "
+    names += ", ".join(calibration.PARTS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where to put pictures; only attacks has some")
     chosen = parser.parse_args()

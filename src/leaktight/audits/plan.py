@@ -6,7 +6,6 @@ first guess are the same for every defense, and scores of two defenses can be co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ import torch
 from leaktight.audits.settings import AuditSettings
 from leaktight.audits.watching import check_watched, watched_training
 from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import ActiveAttack, Attack, Defense
 from leaktight.core.rng import Rng
@@ -227,12 +227,3 @@ def named(kinds: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[s
     if repeated is not None:
         raise UsageError(f"{repeated!r} is listed twice with the same settings; leave one out")
     return names
-
-
-def slug(name: str) -> str:
-    """The name with other characters than letters, digits, "_", "." and "-" replaced, for ids and file names.
-
-    >>> slug("noise(std=0.1)")
-    'noise-std-0.1'
-    """
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-")

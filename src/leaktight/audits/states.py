@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leaktight.audits.experiment import state_key
-from leaktight.audits.plan import Entry, Experiment, slug
+from leaktight.audits.plan import Entry, Experiment
 from leaktight.core.errors import LeaktightError
-from leaktight.core.files import write_private
+from leaktight.core.files import slug, write_private
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
 from leaktight.engines.training import train

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from leaktight import __version__
-from leaktight.cli import audit, data, flower, generator, inspect, listing, report, train, verify
+from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, listing, report, train, verify
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("tradeoff", help=audit.TRADEOFF_HELP)(audit.command)
 app.command("inspect")(inspect.command)
 app.command("report")(report.command)
 app.command("verify")(verify.command)
+app.add_typer(leaderboard.app, name="leaderboard")
 app.command("list", help=listing.HELP)(listing.command)
 app.command("data")(data.command)
 

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and removal of secrets from a command line."""
+"""Names and atomic writing of files, and removal of secrets from a command line."""
 
 from __future__ import annotations
 
@@ -63,3 +63,12 @@ def without_secrets(words: Sequence[str]) -> list[str]:
             continue
         shown.append(word)
     return shown
+
+
+def slug(name: str) -> str:
+    """The name with other characters than letters, digits, "_", "." and "-" replaced, for ids and file names.
+
+    >>> slug("noise(std=0.1)")
+    'noise-std-0.1'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-")

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leaktight.audits.plan import LABELS_FOUND, AttackEntry, slug
+from leaktight.audits.plan import LABELS_FOUND, AttackEntry
 from leaktight.audits.trial import Attempted, Finished, attempt, judge, picture_paths, strip, threat_of, without_update
+from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from leaktight.core.files import write_atomically
+from leaktight.results.card import Card
 from leaktight.results.schema import Record, Summary, TrainingSummary, Trial
 
-DOCUMENTS: Mapping[str, type[Record]] = {"trial": Trial, "summary": Summary, "training": TrainingSummary}
-"""trial: a line of `trials.jsonl`. summary: of an audit, a trade-off, an inspection. training: of a training run."""
+DOCUMENTS: Mapping[str, type[Record]] = {"trial": Trial, "summary": Summary, "training": TrainingSummary, "card": Card}
+"""trial: a line of `trials.jsonl`. summary: of an audit, a trade-off, an inspection.
+
+training: of a training run. card: of the leaderboard.
+"""
 
 
 def schemas() -> dict[str, str]:

@@ -438,7 +438,10 @@ class Leak(Record):
 
 
 class TradeoffRow(Record):
-    """A defense: leakage, final accuracy, seconds of the median round, share of client time, Pareto front or not."""
+    """A defense: leakage, final accuracy, seconds of the median round, share of client time, Pareto front or not.
+
+    client_seconds, client_bytes: of one client in the median round, its training and what it sends.
+    """
 
     defense: str
     settings: dict[str, Plain] = {}
@@ -446,6 +449,8 @@ class TradeoffRow(Record):
     accuracy: Figure = None
     seconds_per_round: Figure = None
     cost_share: Figure = None
+    client_seconds: Figure = None
+    client_bytes: Figure = None
     on_front: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ def make_row(
 
     The time is that of the median round, since the first round also starts the worker processes.
     """
+    rounds = training.rounds if training else ()
     attacks = [cell for cell in cells if cell.role == "attack" and cell.track == "diagnostic"]
     own = [cell for cell in attacks if cell.defense == defense and cell.values(METRIC)]
     worst = max(own, key=lambda cell: max(cell.values(METRIC).values()), default=None)
@@ -72,8 +73,15 @@ def make_row(
         accuracy=training.final.accuracy if training else None,
         seconds_per_round=median(row.seconds for row in training.rounds) if training else None,
         cost_share=training.defense.share_of_time if training else None,
+        client_seconds=_middle(row.client.get("seconds") for row in rounds),
+        client_bytes=_middle(row.bytes_up / row.clients for row in rounds if row.clients),
         on_front=False,
     )
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def front(rows: Sequence[TradeoffRow]) -> list[bool]:
