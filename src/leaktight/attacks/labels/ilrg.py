@@ -16,10 +16,11 @@ from leaktight.core.types import Observation
 
 @dataclass(frozen=True, kw_only=True)
 class Ilrg(LabelStrategy):
-    """Counts of labels, repeats allowed: the features of each class are row c of the last weight's gradient over that
-    of bias c, their softmax stands for the confidences of its examples, and the counts solve
-    sum over d of n_d p_d[c] - n_c = K times the gradient of bias c, by least squares.
+    """Counts of labels, repeats allowed, from confidences of each class that are read from the update itself.
 
+    The features of class c are row c of the last weight's gradient over that of bias c; the softmax of their logits
+    stands for the confidences p_c of its examples. The counts solve, by least squares, for every class c: the sum over
+    d of n_d p_d[c], less n_c, is K times the gradient of bias c.
     Assumes: a last layer with a bias; examples of a class that are alike, and not yet learned. For a model change, SGD.
     Cannot: count examples that the network is sure of, as their gradient vanishes; use public_images.
     Reference: Ma et al., Instance-wise Batch Label Restoration via Gradients in Federated Learning, ICLR 2023.

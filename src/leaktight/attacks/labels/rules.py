@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leaktight.attacks.labels.counts import round_to_total, sgd_of, step_effects
+from leaktight.attacks.labels.ilrg import Ilrg
 from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.attacks.labels.public import PublicImages
 from leaktight.core.errors import LeaktightError, UsageError, require_at_least
 from leaktight.core.protocols import LabelSource
 from leaktight.core.rng import Rng, global_seed
@@ -147,10 +149,15 @@ def rule_for(seen: Observation) -> LabelStrategy | None:
     except LeaktightError:
         return None
     local = seen.local_training
-    if local is not None and local.optimizer == "sgd" and seen.num_steps != 1 and head.weight is not None:
+    sgd = local is not None and local.optimizer == "sgd"
+    readable = head.bias is not None or (head.layer.bias is None and head.weight is not None)
+    scaled = seen.update.kind == "gradient" or (sgd and seen.num_steps is not None)
+    if readable and scaled and seen.public_data is not None and len(seen.public_data) > 1:
+        return PublicImages()
+    if sgd and seen.num_steps != 1 and head.weight is not None:
         return Geng(mode=seen.mode or "train")
     if head.bias is not None:
-        return BiasCorrected()
+        return Ilrg() if scaled and head.weight is not None and seen.batch_size != 1 else BiasCorrected()
     if head.weight is None:
         return None
     return Idlg() if seen.batch_size == 1 else Wainakh()
