@@ -297,6 +297,8 @@ def in_stages(
 class _EarlierLabels(LabelStrategy):
     """The labels of an earlier guess, in the order of its images."""
 
+    ordered: ClassVar[bool] = True
+
     labels: Tensor
 
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:

@@ -12,6 +12,7 @@ from leaktight.adaptive.auto import Auto, Budget
 from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
+from leaktight.attacks.labels.public import PublicImages
 from leaktight.attacks.labels.rules import BiasCorrected, Geng
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
@@ -91,7 +92,8 @@ def _fitting(attack: Attack, threat: ThreatModel) -> Attack:
         return attack
     simulates = Knowledge.LOCAL_TRAINING in threat.knows
     if attack.labels is None and attack.wants_labels and Knowledge.LABELS not in threat.knows:
-        attack = replace(attack, labels=Geng() if simulates else BiasCorrected())
+        informed = PublicImages() if Knowledge.PUBLIC_DATA in threat.knows else Geng()
+        attack = replace(attack, labels=informed if simulates else BiasCorrected())
     return attack if simulates else replace(attack, local="one_batch")
 
 

@@ -13,6 +13,7 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor, nn
 
+from leaktight.attacks.labels.counts import round_to_total, step_effects
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import (
     BiasCorrected,
@@ -22,8 +23,6 @@ from leaktight.attacks.labels.rules import (
     Joint,
     Wainakh,
     Yin,
-    round_to_total,
-    step_effects,
 )
 from leaktight.core.errors import LeaktightError, ModelError, NotDisclosedError, UsageError
 from leaktight.core.inputs import Images

@@ -22,14 +22,18 @@ _OTHERWISE = "disclose the labels and use given, or search for them with joint"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelStrategy(ABC):
-    """Finds the labels before the search for images. source: "given" or "inferred"."""
+    """Finds the labels before the search for images.
+
+    source: "given" or "inferred". ordered: whether labels come in the order of the client's steps.
+    """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
     source: ClassVar[LabelSource] = "inferred"
+    ordered: ClassVar[bool] = False
 
     @abstractmethod
     def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
-        """The labels of `num_examples` examples, sorted (N,)."""
+        """The labels of `num_examples` examples, (N,); sorted unless `ordered`."""
 
 
 class HeadGradient(NamedTuple):

@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leaktight.attacks.labels.counts import round_to_total, sgd_of, step_effects
+from leaktight.attacks.labels.ilrg import Ilrg
 from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.attacks.labels.public import PublicImages
 from leaktight.core.errors import LeaktightError, UsageError, require_at_least
 from leaktight.core.protocols import LabelSource
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensors import add
 from leaktight.core.threat import Knowledge, require
-from leaktight.core.training import LocalTraining
 from leaktight.core.types import Observation, Params
 from leaktight.models.source import require_choice
 from leaktight.models.surgery import batch_statistics, mode_of, representation
@@ -147,10 +149,15 @@ def rule_for(seen: Observation) -> LabelStrategy | None:
     except LeaktightError:
         return None
     local = seen.local_training
-    if local is not None and local.optimizer == "sgd" and seen.num_steps != 1 and head.weight is not None:
+    sgd = local is not None and local.optimizer == "sgd"
+    readable = head.bias is not None or (head.layer.bias is None and head.weight is not None)
+    scaled = seen.update.kind == "gradient" or (sgd and seen.num_steps is not None)
+    if readable and scaled and seen.public_data is not None and len(seen.public_data) > 1:
+        return PublicImages()
+    if sgd and seen.num_steps != 1 and head.weight is not None:
         return Geng(mode=seen.mode or "train")
     if head.bias is not None:
-        return BiasCorrected()
+        return Ilrg() if scaled and head.weight is not None and seen.batch_size != 1 else BiasCorrected()
     if head.weight is None:
         return None
     return Idlg() if seen.batch_size == 1 else Wainakh()
@@ -194,7 +201,7 @@ class Geng(LabelStrategy):
         if seen.update.kind == "gradient":
             shares = start.probabilities - head.row_sums() / start.features
         else:
-            require(seen, Knowledge.LOCAL_TRAINING)
+            sgd_of(seen)
             end = self._behaviour(seen, head, add(params, seen.update.tensors), rng)
             shares = _shares_of_delta(seen, head, start, end, num_examples)
         if not bool(torch.isfinite(shares).all()):
@@ -218,9 +225,7 @@ def _shares_of_delta(
     seen: Observation, head: HeadGradient, start: Behaviour, end: Behaviour, num_examples: int
 ) -> Tensor:
     """The fraction of each label (C,), from the sum of the gradients of all local steps."""
-    local = seen.local_training
-    if local is None or local.optimizer != "sgd":
-        raise UsageError("expected local training with sgd for geng, got adam, whose steps hide the gradient's size")
+    local = sgd_of(seen)
     effects = step_effects(local, local.num_steps(num_examples))
     weight = seen.broadcast.params[head.name_of("weight")].to("cpu", torch.float64)
     total = head.row_sums() / local.learning_rate
@@ -234,30 +239,3 @@ def _shares_of_delta(
         # Weight decay is part of the change but not of the gradient; a delta is minus the head's "gradient".
         total -= effect * local.weight_decay * (weight - progress * head.needed_weight()).sum(1)
     return (expected - total) / features
-
-
-def step_effects(local: LocalTraining, num_steps: int) -> list[float]:
-    """The factor of each step's gradient, times the learning rate, in the final change: 1 without momentum.
-
-    >>> step_effects(LocalTraining(momentum=0.5), 3)
-    [1.75, 1.5, 1.0]
-    """
-    kept = [sum(local.momentum**age for age in range(num_steps - step)) for step in range(num_steps)]
-    return [1 + local.momentum * each for each in kept] if local.nesterov else kept
-
-
-def round_to_total(counts: Tensor, total: int) -> Tensor:
-    """Integers >= 0 with the sum `total`: negative counts become 0, the rest is scaled, rounded by largest remainders.
-
-    >>> round_to_total(torch.tensor([1.6, -0.4, 2.8]), 4)
-    tensor([1, 0, 3])
-    """
-    positive = counts.clamp(min=0)
-    whole = positive.sum()
-    scaled = positive * (total / whole) if whole > 0 else torch.full_like(positive, total / len(positive))
-    floors = scaled.floor()
-    missing = total - int(floors.sum())
-    favoured = (scaled - floors).argsort(descending=True, stable=True)[:missing]
-    result = floors.long()
-    result[favoured] += 1
-    return result

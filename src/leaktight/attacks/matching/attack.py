@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Idlg, Joint
 from leaktight.attacks.matching.objectives import Cosine, Objective
+from leaktight.attacks.matching.orders import Order, candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
 from leaktight.attacks.matching.sought import Pixels, Sought
 from leaktight.attacks.matching.spread import Parallel, Workload, choose
@@ -134,7 +136,7 @@ class Matching(Attack):
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         """Reconstruct the examples of one update, or of several updates of the same examples."""
-        evidence = self.evidence(seen, rng=rng)
+        evidence = self.settled(self.evidence(seen, rng=rng), rng=rng)
         return self.answer(evidence, self.search(evidence, rng=rng, progress=progress))
 
     def evidence(self, seen: Sequence[Observation], *, rng: Rng) -> Evidence:
@@ -155,7 +157,31 @@ class Matching(Attack):
         shown = [self.view(each) for each in seen]
         weights = self._weights(shown)
         views = [(weight, view, tuple(range(number))) for weight, view in zip(weights, shown, strict=True)]
-        return Evidence(views, labels, number, first.inputs.shape, first.num_classes)
+        ordered = isinstance(self.labels, LabelStrategy) and self.labels.ordered
+        return Evidence(views, labels, number, first.inputs.shape, first.num_classes, ordered)
+
+    def settled(self, evidence: Evidence, *, rng: Rng) -> Evidence:
+        """The evidence in the most likely order of the examples over the client's steps.
+
+        The order is chosen by the loss: of many orders at the images of a start, then of the best few after a short
+        search each.
+        """
+        most = max(view.orders for _, view, _ in evidence.views)
+        if most == 1 or self.objective is None or not any(view.steps for _, view, _ in evidence.views):
+            return evidence
+        score = partial(_loss_at_start, self.problem(evidence, rng, range(_LOOKS), together=False))
+        with global_seed(rng.child("network")):
+            orders = candidates(evidence, most, score, ordered=evidence.ordered, rng=rng.child("orders"))
+        likely = [in_order(evidence, order) for order in orders[:_SHORT_SEARCHES]]
+        if len(likely) == 1:
+            return likely[0]
+        short = replace(self, iterations=max(1, self.iterations // _SHORTER), restarts=1, consensus=0.0)
+        load = replace(short.workload, restarts=len(likely), abreast=False)
+        way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
+        jobs = [_Job(short, each, rng, [0], False, False) for each in likely]
+        found = run_all(_run, jobs, workers=workers if way == "processes" else 1)
+        ranks = [each.search.best.rank() for each in found]
+        return likely[ranks.index(min(ranks))]
 
     def _weights(self, views: Sequence[View]) -> list[float]:
         """The weights of several updates, 1 on average."""
@@ -219,6 +245,20 @@ class Matching(Attack):
         }
         best, first_loss = result.best, self.optimizer.first_loss(result.candidates)
         return Reconstruction(found.guess, best.loss, notes, first_loss=first_loss, history=best.history)
+
+
+_LOOKS = 2  # starts at which the loss of an order is looked at
+_SHORT_SEARCHES = 8  # orders that get a short search
+_SHORTER = 30  # how many times shorter it is
+
+
+def _loss_at_start(problem: MatchingProblem, order: Order) -> float:
+    """The mean loss of the starts of a problem, with the examples in another order."""
+    evidence = in_order(problem.evidence, order)
+    constants = problem.constants if evidence.labels is None else {**problem.constants, "labels": evidence.labels}
+    other = replace(problem, evidence=evidence, constants=constants)
+    with torch.no_grad():
+        return sum(float(other.loss(other.start(rng), {}, constants)) for rng in other.rngs)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import NotDisclosedError, UsageError
+from leaktight.core.errors import NotDisclosedError, UsageError, require_at_least
 from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
@@ -53,6 +53,7 @@ class View:
     unknowns: tensors to search for beside the images. One named like a buffer replaces that buffer; all of them are the
     state of the trainer's defense.
     annealed: buffers that fall exponentially from the first value to the second during the search.
+    orders: the most orders of the examples over the steps that are compared; 1: the order is that of `steps`.
     """
 
     trainer: Trainer
@@ -64,6 +65,7 @@ class View:
     weights: Params = field(default_factory=dict)
     unknowns: Mapping[str, Unknown] = field(default_factory=dict)
     annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    orders: int = 1
 
     def guess(
         self, images: Tensor, labels: Tensor, params: Params, buffers: Params, unknowns: Params | None = None
@@ -118,6 +120,7 @@ class Evidence:
 
     views: for each update a weight, the view, and the indices of its examples among all that are searched for.
     labels: (num_examples,), or None if they are searched for. shape: of one image.
+    ordered: whether labels are in the order of the steps; otherwise they are known as a set.
     """
 
     views: Sequence[tuple[float, View, tuple[int, ...]]]
@@ -125,6 +128,7 @@ class Evidence:
     num_examples: int
     shape: tuple[int, ...]
     num_classes: int
+    ordered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +183,17 @@ class Around(Matched):
 class Simulation(Matched):
     """Run the client's local training on the guess and compare the model changes.
 
-    Batches have a fixed order, the same in every epoch; the client's own order is unknown.
+    The client's own order of examples is unknown. Labels known as a set are put into different orders, in every epoch a
+    new one, and the attack's own loss chooses (`orders.py`).
+    orders: the most that are compared; 1: labels stay sorted, and all epochs have the same order.
     Reference: Geiping et al. 2020 (Inverting Gradients), section 6.
     Assumes: the client's local training, momentum, weight decay and learning rate included.
     """
+
+    orders: int = 480
+
+    def __post_init__(self) -> None:
+        require_at_least(1, orders=self.orders)
 
     def explain(self, view: View, local: LocalTraining | None, num_examples: int, *, needs_scale: bool) -> View:
         if local is None:
@@ -195,7 +206,7 @@ class Simulation(Matched):
         steps = [
             (tuple(range(start, min(start + local.batch_size, num_examples))), local.learning_rate) for start in starts
         ]
-        return replace(view, steps=steps)
+        return replace(view, steps=steps, orders=self.orders)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,188 @@
+"""Labels of trained networks, whose confidences are those of images and not of noise: from public images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leaktight.attacks.labels.counts import mean_gradient, round_to_total
+from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.core.errors import UsageError, require_at_least
+from leaktight.core.rng import Rng, global_seed
+from leaktight.core.threat import Knowledge, require
+from leaktight.core.types import Batch, Observation, Params
+from leaktight.models.surgery import batch_statistics, layer_inputs, mode_of
+
+_PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicImages(LabelStrategy):
+    """Counts of labels, repeats allowed: K (p_c - gradient of bias c), with p from public images.
+
+    What an update says of its examples are sums over them: the gradient p - y of the last bias and, if batch norm ran
+    in training mode and its buffers are sent, the mean and the mean square of every channel. A ridge regression on
+    single public images predicts p from these, in the network as it ran on the client: with its batch statistics,
+    solved from the buffers. The regression is repeated with public images weighted by the shares of labels found.
+    After several steps the statistics are a mean over the steps, and the network is taken half-way.
+    layers: how many of the last batch-norm layers are used, >= 0. most: public images used, >= 2.
+    rounds: repetitions of the regression, >= 1.
+    Assumes: public images with labels, distributed as the client's in each class. For a model change, SGD.
+    Cannot: count examples whose p - y is zero in float32, unless batch statistics are sent. A network of high
+    confidence in evaluation mode has many.
+    Reference: after Geng et al. 2021, and Ma et al., Instance-wise Batch Label Restoration via Gradients in Federated
+    Learning, ICLR 2023, with confidences and features from images instead of noise or of the update alone.
+    """
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
+
+    layers: int = 6
+    most: int = 1024
+    rounds: int = 2
+
+    def __post_init__(self) -> None:
+        require_at_least(0, layers=self.layers)
+        require_at_least(1, rounds=self.rounds)
+        require_at_least(2, most=self.most)
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        check_count(num_examples)
+        require(seen, *self.requires)
+        head = head_gradient(seen)
+        public = _first(seen.public_data, self.most)
+        part = "weight" if head.layer.bias is None else "bias"
+        slope = mean_gradient(seen, head, part, num_examples)
+        sent = sent_statistics(seen, num_examples) if self.layers else None
+        with global_seed(rng.child("dropout")):
+            traces = _Traces.of(seen, head, public, sent, num_examples)
+        right = F.one_hot(public.targets.cpu(), seen.num_classes).double()
+        error = traces.probabilities - right
+        if part == "weight":  # the row sums of the gradient, in units of the mean sum of the features
+            unit = traces.totals.mean()
+            error, slope = error * (traces.totals / unit)[:, None], slope.sum(1) / unit
+        columns, observed = [error], [slope]
+        for name, moments in list(traces.moments.items())[-self.layers :]:
+            columns.append(moments)
+            observed.append(sent[name] if sent else moments.mean(0))
+        shares = right.mean(0)
+        for _ in range(self.rounds):
+            weights = (right @ (shares / right.mean(0).clamp(min=1e-9))).clamp(min=_LEAST)
+            found = _predicted(columns, observed, right + error, weights) - slope
+            shares = found.clamp(min=0) / found.clamp(min=0).sum().clamp(min=1e-9)
+        return labels_of(round_to_total(shares * num_examples, num_examples))
+
+
+_LEAST = 0.1  # of the weight of a public image: a label that seems absent may be there
+
+
+def _predicted(columns: list[Tensor], observed: list[Tensor], goals: Tensor, weights: Tensor) -> Tensor:
+    """The mean goals (C,) at these observations, by ridge regression over public images (N, ...)."""
+    from sklearn.linear_model import RidgeCV  # slow to import
+
+    rows, places = [], []
+    for block, here in zip(columns, observed, strict=True):
+        mean = (weights[:, None] * block).sum(0) / weights.sum()
+        scale = block.std(0).clamp(min=1e-12) * len(mean) ** 0.5
+        rows.append((block - mean) / scale)
+        places.append((here - mean) / scale)
+    fitted = RidgeCV(alphas=_PENALTIES).fit(torch.cat(rows, 1).numpy(), goals.numpy(), sample_weight=weights.numpy())
+    return torch.from_numpy(fitted.predict(torch.cat(places)[None].numpy())[0])
+
+
+class _Traces(NamedTuple):
+    """What public images leave behind in a network, in float64.
+
+    probabilities (N, C); totals (N,): the sums of the features; moments: of the inputs of batch-norm layers, by name,
+    mean and mean square of every channel (N, 2 channels).
+    """
+
+    probabilities: Tensor
+    totals: Tensor
+    moments: dict[str, Tensor]
+
+    @classmethod
+    def of(
+        cls, seen: Observation, head: HeadGradient, public: Batch, sent: Params | None, num_examples: int
+    ) -> _Traces:
+        """Run the images through the network as the client ran it."""
+        params = halfway(seen, num_examples)
+        buffers = seen.broadcast.buffers if sent is None else {**seen.broadcast.buffers, **_as_buffers(sent)}
+        mode = "eval" if sent is not None else seen.mode or "train"
+        model = seen.model if mode == "eval" else batch_statistics(seen.model)
+        weight, bias = params[head.name_of("weight")], params.get(head.name_of("bias"))
+        size = min(num_examples if seen.local_training is None else seen.local_training.batch_size, num_examples)
+        size = size if mode == "train" and size > 1 else 256
+        probabilities, totals, moments = [], [], []
+        with torch.no_grad(), mode_of(model, mode):
+            for images in public.inputs.to(weight).split(size):
+                entered = layer_inputs(model, params, buffers, images, (nn.Linear, _BatchNorm))
+                features = next(values for name, values in reversed(entered) if name == head.name)
+                totals.append(features.flatten(1).sum(1))
+                probabilities.append(F.linear(features, weight, bias).softmax(1))
+                moments.append({name: _moments(values) for name, values in entered if sent and name in sent})
+        return cls(
+            torch.cat(probabilities).to("cpu", torch.float64),
+            torch.cat(totals).to("cpu", torch.float64),
+            {name: torch.cat([part[name] for part in moments]).to("cpu", torch.float64) for name in moments[0]},
+        )
+
+
+def halfway(seen: Observation, num_examples: int) -> dict[str, Tensor]:
+    """The parameters in the middle of the local steps."""
+    params = dict(seen.broadcast.params)
+    if seen.update.kind == "gradient" or seen.local_training is None:
+        return params
+    steps = seen.local_training.num_steps(num_examples)
+    share = (steps - 1) / (2 * steps)
+    return {name: value + share * seen.update.tensors[name].to(value) for name, value in params.items()}
+
+
+def _moments(values: Tensor) -> Tensor:
+    """Mean and mean square of every channel of the inputs (N, C, ...), (N, 2 C)."""
+    pixels = values.flatten(2) if values.ndim > 2 else values[..., None]
+    return torch.cat([pixels.mean(2), pixels.square().mean(2)], 1)
+
+
+def sent_statistics(seen: Observation, num_examples: int) -> dict[str, Tensor] | None:
+    """Mean and mean square of the channels that enter each batch-norm layer (2 channels,), by its name, in float64.
+
+    Solved from the buffers that the client sends: after a step they are (1 - m) old + m batch, with m the momentum of
+    the layer. After several steps these are a mean over the steps, the last one weighted most. None if the client sends
+    none, or they did not change, as in evaluation mode.
+    """
+    sent, old = seen.update.buffers, seen.broadcast.buffers
+    steps = seen.num_steps
+    if not sent or steps is None or (seen.mode or "train") != "train":
+        return None
+    found: dict[str, Tensor] = {}
+    for name, layer in seen.model.named_modules():
+        mean, variance = f"{name}.running_mean", f"{name}.running_var"
+        if not isinstance(layer, _BatchNorm) or layer.momentum is None or mean not in sent or variance not in sent:
+            continue
+        kept = (1 - layer.momentum) ** steps
+        solved = [(sent[each].double() - kept * old[each].double()) / (1 - kept) for each in (mean, variance)]
+        found[name] = torch.cat([solved[0], solved[1].clamp(min=0) + solved[0].square()]).cpu()
+        if torch.equal(sent[mean], old[mean]):
+            return None
+    return found or None
+
+
+def _as_buffers(sent: Params) -> dict[str, Tensor]:
+    """Solved statistics as running statistics."""
+    buffers: dict[str, Tensor] = {}
+    for name, moments in sent.items():
+        mean, square = moments.chunk(2)
+        buffers[f"{name}.running_mean"] = mean.float()
+        buffers[f"{name}.running_var"] = (square - mean.square()).float()
+    return buffers
+
+
+def _first(public: Batch | None, most: int) -> Batch:
+    if public is None or len(public) < 2:
+        raise UsageError(f"expected public images, at least 2, got {0 if public is None else len(public)}")
+    return Batch(public.inputs[:most], public.targets[:most])
