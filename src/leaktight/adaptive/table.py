@@ -13,6 +13,7 @@ from leaktight.adaptive.knowing import Adaptation, Case, Knowing, composition_of
 from leaktight.adaptive.lrp import KnowsRates
 from leaktight.adaptive.noise import KnowsClientDp, KnowsDpSgd, KnowsNoise
 from leaktight.adaptive.outpost import KnowsOutpost
+from leaktight.adaptive.percentile_privacy import KnowsPercentile
 from leaktight.adaptive.precode import KnowsPrecode
 from leaktight.adaptive.support import KnowsSampling, KnowsSoteria, KnowsSupport
 from leaktight.attacks.matching.attack import Matching
@@ -33,6 +34,7 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.percentile_privacy import PercentilePrivacy
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
@@ -42,6 +44,7 @@ ADAPTATIONS: Mapping[type[Defense], type[Adaptation]] = {
     Clipping: KnowsClipping,
     GradientCompression: KnowsSupport,
     MinMaxSampling: KnowsSampling,
+    PercentilePrivacy: KnowsPercentile,
     Soteria: KnowsSoteria,
     GradDefense: KnowsGradDefense,
     Outpost: KnowsOutpost,
