@@ -19,7 +19,7 @@ from leaktight.adaptive.adadefense import confidence, first_step, invert
 from leaktight.adaptive.graddefense import fitness
 from leaktight.adaptive.knowing import Expecting
 from leaktight.adaptive.noise import averaged, of_steps, prior_weight
-from leaktight.adaptive.support import mean_size, solutions
+from leaktight.adaptive.sampling import mean_size, solutions
 from leaktight.adaptive.table import KnowsStack, adaptation_to
 from leaktight.attacks.matching.view import Simulation, View
 from leaktight.attacks.presets.csdlg import CsDlg

@@ -291,6 +291,29 @@ class Judged(Around):
         return self.judging.after(view, self.guess)
 
 
+def often_in_stages(
+    attack: Matching,
+    judging: Judging,
+    stages: int,
+    seen: Sequence[Observation],
+    *,
+    starts: int,
+    rng: Rng,
+    progress: Progress | None,
+) -> Reconstruction:
+    """`in_stages` from the beginning, again until the loss of the last stage is what rounding explains; the best."""
+    limit = until_explained(attack, seen, starts)
+    best: Reconstruction | None = None
+    for number in range(limit.restarts):
+        own = rng if number == 0 else rng.child("start", number)
+        found = in_stages(attack, judging, stages, seen, rng=own, progress=progress)
+        best = found if best is None or found.loss < best.loss else best
+        if limit.stop_below is None or best.loss < limit.stop_below:
+            break
+    assert best is not None
+    return best
+
+
 def in_stages(
     attack: Matching,
     judging: Judging,

@@ -1,20 +1,15 @@
-"""Against compression, min-max sampling and Soteria: entries that the defense made zero are not matched."""
+"""Against compression and Soteria: entries that the defense made zero are not matched."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from leaktight.adaptive.knowing import (
     Adaptation,
-    Judging,
-    in_stages,
     last_weight,
+    often_in_stages,
     until_explained,
     weighing,
     without,
@@ -26,11 +21,10 @@ from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
-from leaktight.core.types import Observation, Params, Reconstruction
-from leaktight.defenses.minmax import MinMaxSampling
+from leaktight.core.types import Observation, Reconstruction
 from leaktight.models.source import require_choice
 
-_LAPLACE = torch.linspace(0.5e-2, 30 - 0.5e-2, 3000, dtype=torch.float64)  # where the density is integrated
+_STAGED_STARTS = 3  # at most so many if each of them has several stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,106 +64,8 @@ class KnowsSupport(Adaptation):
     ) -> Reconstruction:
         if not any(pruned_steps(self.defense, each) for each in seen):
             return super().solve(attack, seen, rng=rng, progress=progress)
-        return in_stages(attack, PrunedAlike(self.defense), self.stages, seen, rng=rng, progress=progress)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnowsSampling(KnowsSupport):
-    """Min-max sampling: the visible entries alone; the values of the unbiased form are solved for, with a guess's help.
-
-    stages: how often the solutions are chosen again, >= 0.
-
-    An entry g is sent as v = g + C / g. Its size is at least 2 sqrt(C), and close to that for some entry, which reveals
-    C. Every entry then has two solutions. The first choice is the more likely one, given how many entries of its tensor
-    were sampled; later choices are the solution nearer to the guess.
-    Assumes: one local step, or sampling of the whole update (at = "update"); many entries are sent.
-    Cannot: use entries that were not sampled. Values of several steps that were each sampled are not solved for.
-    """
-
-    stages: int = 6
-
-    def __post_init__(self) -> None:
-        require_at_least(0, stages=self.stages)
-
-    def solve(
-        self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
-    ) -> Reconstruction:
-        if not all(self._solvable(each) for each in seen):
-            return super().solve(attack, seen, rng=rng, progress=progress)
-        return in_stages(attack, WhichSolution(), self.stages, seen, rng=rng, progress=progress)
-
-    def _solvable(self, seen: Observation) -> bool:
-        """Whether the defense changed the values of the update itself, and not of several steps before their sum."""
-        assert isinstance(self.defense, MinMaxSampling)
-        local, count = seen.local_training, seen.batch_size
-        one_step = seen.update.kind == "gradient" or (local and count and local.num_steps(count) == 1)
-        changed = self.defense.unbiased and self.defense.keep_share < 1
-        return changed and (self.defense.at == "update" or bool(one_step))
-
-
-@dataclass(frozen=True)
-class WhichSolution(Judging):
-    """First the more likely solution of every entry, weighted by its certainty; then the one nearer to the guess."""
-
-    def judged(self, view: View, guessed: Params | None) -> View:
-        solved = solutions(view.target)
-        if guessed is None:
-            first = {name: torch.where(each.odds > 1, each.small, each.large) for name, each in solved.items()}
-            sure = {name: ((each.odds - 1) / (each.odds + 1)).abs() for name, each in solved.items()}
-            return weighing(_aimed(view, first), sure, "values of the unbiased estimate solved for")
-        nearer = {}
-        for name, each in solved.items():
-            own = guessed[name].to(each.small)
-            nearer[name] = torch.where((own - each.small).abs() < (own - each.large).abs(), each.small, each.large)
-        return _aimed(view, nearer)
-
-
-class Solutions(NamedTuple):
-    """The two solutions g of v = g + C / g for every entry of a tensor, 0 if v is 0, and the odds of the smaller."""
-
-    small: Tensor
-    large: Tensor
-    odds: Tensor
-
-
-def solutions(tensors: Params) -> dict[str, Solutions]:
-    """The possible values before an unbiased sample, in float64.
-
-    With g = sqrt(C) t, the solutions are t and 1 / t. For entries with a Laplace distribution of mean size s their odds
-    are e^((t - 1/t) sqrt(C) / s) / t^4; the second factor is how likely each is to be sampled and to give this v.
-    """
-    sizes = torch.cat([tensor.flatten() for tensor in tensors.values()]).abs().to(torch.float64)
-    root = float(sizes[sizes > 0].min()) / 2
-    solved = {}
-    for name, tensor in tensors.items():
-        value = tensor.to(torch.float64)
-        ratio = ((value.abs() + (value.square() - 4 * root**2).clamp(min=0).sqrt()) / (2 * root)).clamp(min=1)
-        drawn = int((value != 0).sum())
-        size = mean_size((drawn + 0.5) / (value.numel() + 1))
-        odds = ((ratio - 1 / ratio) / size).clamp(max=500).exp() / ratio**4
-        solved[name] = Solutions(value.sign() * root / ratio, value.sign() * root * ratio, odds)
-    return solved
-
-
-def mean_size(share: float) -> float:
-    """The mean size, in units of sqrt(C), of Laplace-distributed entries of which the fraction `share` is sampled.
-
-    >>> round(mean_size(0.5), 3)  # the integral of exp(-x) m^2 x^2 / (m^2 x^2 + 1), solved for m
-    1.544
-    """
-    low, high = 1e-4, 1e4
-    density = (-_LAPLACE).exp()
-    while high / low > 1.0001:
-        middle = math.sqrt(low * high)
-        square = (middle * _LAPLACE).square()
-        expected = float((density * square / (square + 1)).sum() / density.sum())
-        low, high = (middle, high) if expected < share else (low, middle)
-    return math.sqrt(low * high)
-
-
-def _aimed(view: View, values: Params) -> View:
-    """A view with another target."""
-    return replace(view, target={name: values[name].to(tensor) for name, tensor in view.target.items()})
+        judging, starts = PrunedAlike(self.defense), min(_STAGED_STARTS, self.starts)
+        return often_in_stages(attack, judging, self.stages, seen, starts=starts, rng=rng, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,4 +115,5 @@ class KnowsSoteria(Adaptation):
             return super().solve(attack, seen, rng=rng, progress=progress)
         layer = last_weight(seen[0].model, seen[0])
         stages = self.stages if self.leave_out == "columns" else 0
-        return in_stages(attack, PrunedAlike(self.defense, layer), stages, seen, rng=rng, progress=progress)
+        judging, starts = PrunedAlike(self.defense, layer), min(_STAGED_STARTS, self.starts)
+        return often_in_stages(attack, judging, stages, seen, starts=starts, rng=rng, progress=progress)

@@ -15,7 +15,8 @@ from leaktight.adaptive.noise import KnowsClientDp, KnowsDpSgd, KnowsNoise
 from leaktight.adaptive.outpost import KnowsOutpost
 from leaktight.adaptive.percentile_privacy import KnowsPercentile
 from leaktight.adaptive.precode import KnowsPrecode
-from leaktight.adaptive.support import KnowsSampling, KnowsSoteria, KnowsSupport
+from leaktight.adaptive.sampling import KnowsSampling
+from leaktight.adaptive.support import KnowsSoteria, KnowsSupport
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Attack, Defense, Progress

@@ -1,4 +1,4 @@
-"""Percentile privacy: the smallest entries of an update are dropped and the largest are cut, as NVFlare's filter does."""
+"""Percentile privacy, as in NVFlare: the smallest entries of an update are dropped and the largest are cut."""
 
 from __future__ import annotations
 
