@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from leaktight.adaptive.knowing import Adaptation, Judging, often_in_stages, weighing, zeros_are_the_defenses
+from leaktight.adaptive.knowing import Adaptation, Case, Judging, often_in_stages, weighing, zeros_are_the_defenses
 from leaktight.adaptive.pruning import trusted
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
@@ -37,7 +37,7 @@ class KnowsSampling(Adaptation):
     stages match sampled entries alone, with the solution nearer to the guess; those that fit neither count little.
     Values that were sampled without `unbiased` are exact, and matched alone.
     Assumes: one local step, or sampling of the whole update (at = "update"); many entries are sent.
-    Cannot: solve for values of several steps that were each sampled; only where the update is not zero is it matched.
+    Cannot: do better than who does not know the defense on networks of ReLU; it then declines. Solve for values of several steps that were each sampled; only where the update is not zero is it matched.
     """
 
     exact: ClassVar[bool] = True
@@ -48,6 +48,11 @@ class KnowsSampling(Adaptation):
     def __post_init__(self) -> None:
         require_at_least(0, stages=self.stages)
         require_at_least(1, starts=self.starts)
+
+    def unable(self, case: Case) -> str | None:
+        if any(isinstance(module, nn.ReLU) for module in case.model.modules()):
+            return "on networks of ReLU the sampled values cannot be solved for from a first guess"
+        return None
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         return zeros_are_the_defenses(attack), list(seen)
