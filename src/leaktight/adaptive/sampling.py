@@ -37,7 +37,8 @@ class KnowsSampling(Adaptation):
     stages match sampled entries alone, with the solution nearer to the guess; those that fit neither count little.
     Values that were sampled without `unbiased` are exact, and matched alone.
     Assumes: one local step, or sampling of the whole update (at = "update"); many entries are sent.
-    Cannot: do better than who does not know the defense on networks of ReLU; it then declines. Solve for values of several steps that were each sampled; only where the update is not zero is it matched.
+    Cannot: find the solutions on networks of ReLU, where it declines, or for several steps that were each sampled; then
+    the update is matched where it is not zero.
     """
 
     exact: ClassVar[bool] = True
