@@ -44,6 +44,7 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.percentile_privacy import PercentilePrivacy
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
@@ -53,6 +54,7 @@ CASES: Mapping[str, Defense] = {
     "clipping": Clipping(clip_norm=0.1, scope="layer"),
     "compression": GradientCompression(),
     "minmax": MinMaxSampling(),
+    "percentile_privacy": PercentilePrivacy(),
     "soteria": Soteria(),
     "graddefense": GradDefense(),
     "outpost": Outpost(),

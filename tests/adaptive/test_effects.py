@@ -25,6 +25,7 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.percentile_privacy import PercentilePrivacy
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
@@ -32,6 +33,8 @@ from leaktight.defenses.stack import Stack
 CSDLG = CsDlg(iterations=6, onednn=False)
 DLG = Dlg(iterations=10, restarts=1, onednn=False)
 DELTA = {"kind": "delta"}
+TWO_STEPS = {"kind": "delta", "local": replace(LOCAL, steps=2)}
+FOUR = replace(LOCAL, batch_size=4)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ EFFECTS = {
     "compression": Effect(GradientCompression()),
     "minmax": Effect(MinMaxSampling(keep_share=0.2)),
     "minmax-biased": Effect(MinMaxSampling(keep_share=0.1, unbiased=False)),
+    "minmax-batch": Effect(MinMaxSampling(), least=18.0, gain=10.0, options={"count": 4, "local": FOUR}),
+    "percentile_privacy": Effect(PercentilePrivacy(), options=DELTA),
+    "compression-2-steps": Effect(GradientCompression(), options=TWO_STEPS),
+    "soteria-2-steps": Effect(Soteria(), options=TWO_STEPS),
     "soteria": Effect(Soteria()),
     "graddefense": Effect(GradDefense(), gain=10.0),
     "outpost": Effect(Outpost(), least=30.0),

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from leaktight.adaptive.adadefense import confidence, first_step, invert
 from leaktight.adaptive.graddefense import fitness
-from leaktight.adaptive.knowing import Expecting
+from leaktight.adaptive.knowing import Expecting, update_of
 from leaktight.adaptive.noise import averaged, of_steps, prior_weight
-from leaktight.adaptive.support import mean_size, solutions
+from leaktight.adaptive.pruning import PrunedAlike
+from leaktight.adaptive.sampling import mean_size, solutions
 from leaktight.adaptive.table import KnowsStack, adaptation_to
 from leaktight.attacks.matching.view import Simulation, View
 from leaktight.attacks.presets.csdlg import CsDlg
@@ -37,6 +38,7 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.percentile_privacy import PercentilePrivacy
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
@@ -228,14 +230,34 @@ def test_an_update_that_outpost_left_alone_is_matched_as_it_is() -> None:
     assert not view.weights
 
 
-def test_soterias_zero_columns_are_left_out_and_after_several_steps_the_layer() -> None:
+def test_soterias_zero_columns_are_left_out() -> None:
     scene = play(Soteria())
     view = view_of(scene)
     weight = scene.seen.update.tensors["classifier.weight"]
     assert torch.equal(view.weights["classifier.weight"] == 0, (weight == 0).all(0).expand_as(weight))
     assert list(view.weights) == ["classifier.weight"]
-    steps = view_of(play(Soteria(), kind="delta", local=replace(LOCAL, steps=2)))
-    assert "classifier.weight" not in steps.target
+
+
+@pytest.mark.parametrize(("defense", "layer"), [(GradientCompression(), ""), (Soteria(), "classifier.weight")])
+def test_the_true_examples_explain_steps_that_were_pruned_alike(defense: Defense, layer: str) -> None:
+    scene = play(defense, kind="delta", local=replace(LOCAL, steps=3))
+    plain = CsDlg().matching().view(scene.seen)
+    view = PrunedAlike(defense, layer).after(plain, scene.truth)
+    assert relative(update_of(view, scene.truth), view.target) < 1e-5
+    assert relative(update_of(plain, scene.truth), plain.target) > 1e-2, "they do not if nothing is pruned"
+
+
+def test_the_true_examples_fit_every_bound_of_percentile_privacy() -> None:
+    scene = play(PercentilePrivacy(), kind="delta", local=replace(LOCAL, steps=2))
+    view = view_of(scene)
+    assert relative(update_of(view, scene.truth), view.target) < 1e-4
+    plain = CsDlg().matching().view(scene.seen)
+    assert relative(update_of(plain, scene.truth), plain.target) > 1e-2, "entries were cut"
+
+
+def relative(tensors: Params, target: Params) -> float:
+    off = torch.stack([(tensors[name] - tensor).square().sum() for name, tensor in target.items()]).sum()
+    return float((off / torch.stack([tensor.square().sum() for tensor in target.values()]).sum()).sqrt())
 
 
 def test_runs_that_fit_count_and_runs_of_noise_do_not() -> None:

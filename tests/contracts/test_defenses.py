@@ -39,6 +39,7 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.percentile_privacy import PercentilePrivacy
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
@@ -73,6 +74,9 @@ CASES: Mapping[str, Case] = {
     "clipping": Case(Clipping(clip_norm=0.01), Clipping(clip_norm=math.inf), random=False),
     "compression": Case(GradientCompression(), GradientCompression(prune_share=0.0), random=False),
     "minmax": Case(MinMaxSampling(), MinMaxSampling(keep_share=1.0)),
+    "percentile_privacy": Case(
+        PercentilePrivacy(percentile=50.0, gamma=1e-4), PercentilePrivacy(percentile=0.0, gamma=1e9), random=False
+    ),
     "soteria": Case(Soteria(), Soteria(prune_share=0.0), random=False),
     "graddefense": Case(GradDefense(), GradDefense(noise_std=0.0)),
     "outpost": Case(Outpost(), Outpost(noise_scale=0.0, prune_share=0.0)),

@@ -27,6 +27,7 @@ DEFENSES: Mapping[str, Mapping[str, Any]] = {
     "clipping": {"clip_norm": 0.1, "scope": "layer"},
     "compression": {},
     "minmax": {},
+    "percentile_privacy": {},
     "soteria": {},
     "graddefense": {},
     "outpost": {},

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, Judging, in_stages, weighing
+from leaktight.adaptive.knowing import Adaptation, Judging, often_in_stages, weighing
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least
@@ -24,7 +24,8 @@ class KnowsGradDefense(Adaptation):
     """GradDefense: reconstruct, give entries of the update that fit the guess more weight, and repeat.
 
     stages: how often weights are computed, >= 1. window: number of neighbouring entries judged together, >= 1.
-    quantile: the fraction of windows taken as exact, in (0, 1).
+    quantile: the fraction of windows taken as exact, in (0, 1). starts: how often the search begins again while its
+    loss is above what rounding explains, >= 1.
 
     An entry counts q / (q + d) in a squared distance, with d the mean squared difference from the guess in the window
     around it and q the `quantile` of all d. Exact slices fit better with every stage and noisy ones do not, so that in
@@ -39,9 +40,10 @@ class KnowsGradDefense(Adaptation):
     stages: int = 3
     window: int = 32
     quantile: float = 0.25
+    starts: int = 3
 
     def __post_init__(self) -> None:
-        require_at_least(1, stages=self.stages, window=self.window)
+        require_at_least(1, stages=self.stages, window=self.window, starts=self.starts)
         if not 0 < self.quantile < 1:
             raise ValueError(f"expected quantile in (0, 1), got {self.quantile}")
 
@@ -49,7 +51,7 @@ class KnowsGradDefense(Adaptation):
         self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
     ) -> Reconstruction:
         fits = WhatFits(self.window, self.quantile)
-        return in_stages(attack, fits, self.stages, seen, rng=rng, progress=progress)
+        return often_in_stages(attack, fits, self.stages, seen, starts=self.starts, rng=rng, progress=progress)
 
 
 @dataclass(frozen=True)

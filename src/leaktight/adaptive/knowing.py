@@ -26,6 +26,7 @@ from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.inputs import Inputs
 from leaktight.core.protocols import Attack, Defense, LabelSource, Progress, Report, RoundPlan, Step, require_seen
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import squared_norm
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Batch, Mode, Observation, Params, Reconstruction, State, Update
 from leaktight.models.surgery import final_linear
@@ -200,6 +201,29 @@ def without(view: View, names: Sequence[str], note: str) -> View:
     return replace(view, target=target, notes=(*view.notes, note))
 
 
+def until_explained(attack: Matching, seen: Sequence[Observation], starts: int) -> Matching:
+    """An attack that begins again until its loss is no more than rounding explains, at most `starts` times.
+
+    The loss of a failed start is larger by orders of magnitude, so that it is told without the truth. Only for L-BFGS
+    in float64: rounding in the search, or slow convergence, would look like a failure.
+    """
+    if not attack.optimizer.smooth or attack.precision != "float64" or attack.consensus:
+        return attack
+    least = max(_EXPLAINED, _MARGIN * max(map(rounding_loss, seen)))
+    return replace(attack, restarts=max(attack.restarts, starts), stop_below=max(least, attack.stop_below or 0.0))
+
+
+def rounding_loss(seen: Observation) -> float:
+    """1 - cosine that rounding alone leaves: a model change is a difference of parameters that were rounded."""
+    if seen.update.kind == "gradient":
+        return 0.0
+    square = float(squared_norm(seen.update.tensors.values()))
+    kept = [seen.broadcast.params[name] for name in seen.update.tensors]
+    errors = [torch.finfo(tensor.dtype).eps / 2 * tensor.detach().to(torch.float64) for tensor in kept]
+    steps = seen.num_steps or 1
+    return steps * float(squared_norm(errors)) / (2 * square) if square else 0.0
+
+
 def scale_free(objective: Objective | None) -> Objective | None:
     """The objective if it is scale-free, else the cosine."""
     return objective if objective is None or objective.scale_free else Cosine()
@@ -233,6 +257,8 @@ def last_weight(model: nn.Module, seen: Observation) -> str:
     return f"{name}.weight" if name else "weight"
 
 
+_EXPLAINED = 1e-12  # 1 - cosine; float32 gradients leave 1e-14
+_MARGIN = 4.0
 _SAME = 1e-4  # a stage that moves every pixel by less than this is the last
 
 
@@ -243,6 +269,16 @@ class Judging(ABC):
     def judged(self, view: View, guessed: Params | None) -> View:
         """The changed view. guessed: the update of the guess; None before the first guess."""
 
+    def after(self, view: View, guess: Batch | None) -> View:
+        """The changed view, from the guess itself."""
+        return self.judged(view, None if guess is None else update_of(view, guess))
+
+
+def update_of(view: View, guess: Batch) -> Params:
+    """The update of a guess."""
+    with torch.no_grad():
+        return view.guess(guess.inputs.to(view.precision), guess.targets, view.params, view.buffers, view.starts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judged(Around):
@@ -252,12 +288,30 @@ class Judged(Around):
     guess: Batch | None = None
 
     def changed(self, view: View, seen: Observation) -> View:
-        if self.guess is None:
-            return self.judging.judged(view, None)
-        images = self.guess.inputs.to(view.precision)
-        with torch.no_grad():
-            guessed = view.guess(images, self.guess.targets, view.params, view.buffers, view.starts)
-        return self.judging.judged(view, guessed)
+        return self.judging.after(view, self.guess)
+
+
+def often_in_stages(
+    attack: Matching,
+    judging: Judging,
+    stages: int,
+    seen: Sequence[Observation],
+    *,
+    starts: int,
+    rng: Rng,
+    progress: Progress | None,
+) -> Reconstruction:
+    """`in_stages` from the beginning, again until the loss of the last stage is what rounding explains; the best."""
+    limit = until_explained(attack, seen, starts)
+    best: Reconstruction | None = None
+    for number in range(limit.restarts):
+        own = rng if number == 0 else rng.child("start", number)
+        found = in_stages(attack, judging, stages, seen, rng=own, progress=progress)
+        best = found if best is None or found.loss < best.loss else best
+        if limit.stop_below is None or best.loss < limit.stop_below:
+            break
+    assert best is not None
+    return best
 
 
 def in_stages(

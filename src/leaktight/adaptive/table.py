@@ -14,8 +14,10 @@ from leaktight.adaptive.knowing import Adaptation, Case, Knowing, composition_of
 from leaktight.adaptive.lrp import KnowsRates
 from leaktight.adaptive.noise import KnowsClientDp, KnowsDpSgd, KnowsNoise
 from leaktight.adaptive.outpost import KnowsOutpost
+from leaktight.adaptive.percentile_privacy import KnowsPercentile
 from leaktight.adaptive.precode import KnowsPrecode
-from leaktight.adaptive.support import KnowsSampling, KnowsSoteria, KnowsSupport
+from leaktight.adaptive.sampling import KnowsSampling
+from leaktight.adaptive.support import KnowsSoteria, KnowsSupport
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Attack, Defense, Progress
@@ -34,6 +36,7 @@ from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
+from leaktight.defenses.percentile_privacy import PercentilePrivacy
 from leaktight.defenses.precode import Precode
 from leaktight.defenses.soteria import Soteria
 from leaktight.defenses.stack import Stack
@@ -43,6 +46,7 @@ ADAPTATIONS: Mapping[type[Defense], type[Adaptation]] = {
     Clipping: KnowsClipping,
     GradientCompression: KnowsSupport,
     MinMaxSampling: KnowsSampling,
+    PercentilePrivacy: KnowsPercentile,
     Soteria: KnowsSoteria,
     GradDefense: KnowsGradDefense,
     Outpost: KnowsOutpost,

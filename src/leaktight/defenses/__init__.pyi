@@ -11,6 +11,7 @@ from .lrp import Lrp as Lrp
 from .minmax import MinMaxSampling as MinMaxSampling
 from .noise import AdditiveNoise as AdditiveNoise
 from .outpost import Outpost as Outpost
+from .percentile_privacy import PercentilePrivacy as PercentilePrivacy
 from .precode import Precode as Precode
 from .soteria import Soteria as Soteria
 from .stack import Stack as Stack

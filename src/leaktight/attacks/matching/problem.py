@@ -60,9 +60,9 @@ class MatchingProblem(Problem):
             for number, (weight, view, places) in enumerate(self.evidence.views):
                 tensors = constants["views"][number]
                 examples = taken(images, places), taken(labels, places)
-                unknowns = {name: variables[_unknown(number, name)] for name in view.unknowns}
+                sought = {name: variables[_unknown(number, name)] for name in view.unknowns}
                 buffers = view.buffers_at(share, tensors["buffers"])
-                guess = view.guess(*examples, tensors["params"], buffers, unknowns)
+                guess = view.guess(*examples, tensors["params"], buffers, {**tensors["held"], **sought})
                 guess = view.weighted(guess, tensors["weights"])
                 terms.append(weight * self.objective.loss(guess, tensors["prepared"]))
         if group:
@@ -120,6 +120,7 @@ def constants_of(evidence: Evidence, space: SearchSpace, objective: Objective | 
                 "params": dict(view.params),
                 "buffers": dict(view.buffers),
                 "weights": dict(view.weights),
+                "held": dict(view.held),
                 "prepared": {}
                 if objective is None
                 else objective.prepare(view.weighted(view.target, view.weights), view.trainer.model, evidence.shape),

@@ -52,6 +52,7 @@ class View:
     weights: factors on the entries of guess and target, by name; 1 for the rest.
     unknowns: tensors to search for beside the images. One named like a buffer replaces that buffer; all of them are the
     state of the trainer's defense.
+    held: further tensors of that state, which are known or assumed, by name.
     annealed: buffers that fall exponentially from the first value to the second during the search.
     orders: the most orders of the examples over the steps that are compared; 1: the order is that of `steps`.
     """
@@ -64,6 +65,7 @@ class View:
     notes: Sequence[str] = field(default_factory=tuple)
     weights: Params = field(default_factory=dict)
     unknowns: Mapping[str, Unknown] = field(default_factory=dict)
+    held: Params = field(default_factory=dict)
     annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     orders: int = 1
 
@@ -104,8 +106,8 @@ class View:
 
     @property
     def starts(self) -> Params:
-        """The mean initial value of every unknown."""
-        return {name: unknown.start for name, unknown in self.unknowns.items()}
+        """The state of the trainer's defense before a search: the mean initial value of every unknown, and `held`."""
+        return {**self.held, **{name: unknown.start for name, unknown in self.unknowns.items()}}
 
     def weighted(self, tensors: Params, weights: Params) -> Params:
         """The tensors times these weights, by name."""
