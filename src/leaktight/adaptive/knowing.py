@@ -254,10 +254,25 @@ class Judged(Around):
     def changed(self, view: View, seen: Observation) -> View:
         if self.guess is None:
             return self.judging.judged(view, None)
-        images = self.guess.inputs.to(view.precision)
-        with torch.no_grad():
-            guessed = view.guess(images, self.guess.targets, view.params, view.buffers, view.starts)
-        return self.judging.judged(view, guessed)
+        return self.judging.judged(view, guessed_update(view, self.guess))
+
+
+def guessed_update(view: View, guess: Batch) -> Params:
+    """The update of a guess, with unknowns at their mean initial values."""
+    with torch.no_grad():
+        return view.guess(guess.inputs.to(view.precision), guess.targets, view.params, view.buffers, view.starts)
+
+
+def continued(attack: Matching, guess: Batch) -> Matching:
+    """The attack with one restart, which starts at a guess, with half the iterations."""
+    return replace(
+        attack,
+        sought=attack.sought.again(guess.inputs),
+        labels=_EarlierLabels(labels=guess.targets),
+        iterations=max(1, attack.iterations // 2),
+        restarts=1,
+        consensus=0.0,
+    )
 
 
 def in_stages(
@@ -278,15 +293,8 @@ def in_stages(
     first_loss = found.first_loss
     for stage in range(stages):
         before = found.guess
-        again = replace(
-            attack,
-            matched=Judged(inner=attack.matched, judging=judging, guess=before),
-            sought=attack.sought.again(before.inputs),
-            labels=_EarlierLabels(labels=before.targets),
-            iterations=max(1, attack.iterations // 2),
-            restarts=1,
-            consensus=0.0,
-        )
+        matched = Judged(inner=attack.matched, judging=judging, guess=before)
+        again = replace(continued(attack, before), matched=matched)
         found = again.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
         if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
             break
