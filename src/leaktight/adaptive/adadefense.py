@@ -36,7 +36,7 @@ from leaktight.defenses.adadefense import AdaDefense
 _ARITHMETIC = 1e-6  # error of a client's own gradient in float32, in units of the root mean square of the tensor
 _CONTRASTS = (0.05, 0.3)  # of photographs and of the embedded digits; guesses on the way may be blank, or noise
 _FAILED = 4.0  # misfit of a search that did not find the images; about 0.5 where rounding is the only error
-_WORSE = 1.02  # a later stage is the answer unless its misfit is so many times the best
+_EXPLAINED = 1.0  # misfit up to which the errors of entries are about right
 _PATIENCE = 100  # evaluations of L-BFGS without progress that end a stage
 
 
@@ -135,7 +135,8 @@ class KnowsAdaDefense(Adaptation):
             found = weighed.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
             guess = found.guess
             misfit = sum(_misfit(weighed.view(each), each, guess) for each in seen) / len(seen)
-            if best is None or misfit <= _WORSE * lowest:
+            # Where errors are larger than they should be, a lower floor must pay.
+            if best is None or misfit <= (1.02 if misfit < _EXPLAINED else 0.9) * lowest:
                 best = found if best is None else replace(found, first_loss=best.first_loss)
                 lowest = min(misfit, lowest)
         assert best is not None

@@ -38,7 +38,7 @@ class KnowsFedKl(Adaptation):
 
     ignore_locked: bool = True
     spread: float = 0.33
-    restarts: int = 3
+    restarts: int = 8
 
     def __post_init__(self) -> None:
         require_at_least(0, spread=self.spread)
