@@ -1,5 +1,5 @@
-"""Against AdaDefense: stand-ins are solved for the gradient, in a client's first round and, as its moments are followed,
-in those after it; where the moments are unknown, soft signs are matched."""
+"""Against AdaDefense: stand-ins are solved for the gradient, in a client's first round and, as its moments are
+followed, in those after it; where the moments are unknown, soft signs are matched."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ class KnowsAdaDefense(Adaptation):
             length += float((weight * view.target[name]).square().sum())
         pixels = seen.inputs.size * (seen.batch_size or 1)
         # The mean over maps of channels and of their differences counts each half.
-        weight = 2 * noise / size * pixels / (length * contrast) if size and length else 0.0
+        strength = 2 * noise / size * pixels / (length * contrast) if size and length else 0.0
         rest = [(own, prior) for own, prior in attack.priors if not isinstance(prior, TotalVariation)]
-        return (*rest, (weight, TotalVariation(form="double_opponent")))
+        return (*rest, (strength, TotalVariation(form="double_opponent")))
 
     @property
     def _defense(self) -> AdaDefense:

@@ -33,8 +33,8 @@ class KnowsFedKl(Adaptation):
     read from the last layer, which is not locked.
     Assumes: the architecture, which is public.
     Cannot: follow changes of the lock within a round of several steps, where it counts as constant; nor run a locked
-    norm in evaluation mode, as its statistics are private. On photographs of 32x32 many images explain the update nearly
-    alike, and the one found is a rough likeness.
+    norm in evaluation mode, as its statistics are private. On photographs of 32x32 many images explain the update
+    nearly alike, and the one found is a rough likeness.
     """
 
     ignore_locked: bool = True

@@ -139,7 +139,9 @@ def fitted_factor(found: Solved, guessed: Params) -> float:
     above = below = 0.0
     for name in found.tensors:
         value, error = nearest(found, name, None)
-        weight = 1 / (error.square() + 1e-6 * value.square().mean() + torch.finfo(torch.float64).tiny)
+        square = value.square()
+        blur = error.square() + 1e-6 * square + 1e-10 * square.mean() + torch.finfo(torch.float64).tiny
+        weight = blur.reciprocal()
         near = guessed[name].to(torch.float64)
         above += float((weight * value * near).sum())
         below += float((weight * near.square()).sum())
@@ -150,7 +152,8 @@ def _solutions(
     name: str, stand_in: Tensor, error: Tensor, defense: AdaDefense, moments: Moments
 ) -> tuple[Tensor, Tensor]:
     """The smaller and the larger solution (2, ...), and their standard errors. Solutions are checked one by one."""
-    roots, spreads = [], []
+    roots: list[Tensor] = []
+    spreads: list[Tensor] = []
     for root in _roots(name, stand_in, defense, moments):
         again, along, first, second = _slopes(name, root.nan_to_num(0.0, 0.0, 0.0), defense, moments)
         doubts = moments.errors(name, stand_in)
