@@ -15,7 +15,6 @@ from tests.adaptive.scenes import LOCAL, Scene, digits, play
 from tests.seeds import replayed
 from torch import Tensor
 
-from leaktight.adaptive.adadefense import confidence, first_step, invert
 from leaktight.adaptive.graddefense import fitness
 from leaktight.adaptive.knowing import Expecting, update_of
 from leaktight.adaptive.noise import averaged, of_steps, prior_weight
@@ -136,52 +135,6 @@ def test_the_true_noise_explains_a_precode_update() -> None:
     assert explained(scene, {name: noise}) < 1e-9
     assert explained(scene) > 1e-4
     assert not any("bottleneck" in each for each in view_of(scene).target)
-
-
-@pytest.mark.parametrize("form", ["adam", "adagrad", "yogi"])
-@pytest.mark.parametrize("other", ["paper", "inside", "code"])
-def test_the_first_stand_in_is_inverted(form: Literal["adam", "adagrad", "yogi"], other: str) -> None:
-    variant: Literal["paper", "code"] = "code" if other == "code" else "paper"
-    defense = AdaDefense(form=form, variant=variant, epsilon_inside=other == "inside")
-    gradient = {"w": torch.randn(500, generator=replayed(0).public()).double() * 1e-3, "zero": torch.zeros(3).double()}
-    stand_in, _ = defense.stand_in(gradient, {"time": 0, "first": {}, "second": {}})
-    for name, tensor in stand_in.items():
-        torch.testing.assert_close(invert(tensor, defense), gradient[name], rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("defense", [AdaDefense(), AdaDefense(variant="code")], ids=["paper", "code"])
-@pytest.mark.parametrize("kind", ["gradient", "delta"])
-def test_an_inverted_stand_in_points_where_the_gradient_does(
-    defense: AdaDefense, kind: Literal["gradient", "delta"]
-) -> None:
-    truth, scene = play(Defense(), kind=kind).seen.update.tensors, play(defense, kind=kind)
-    inverted = {name: invert(tensor, defense) for name, tensor in scene.seen.update.tensors.items()}
-    view = view_of(scene)
-    assert cosine(view.weighted(inverted, view.weights), view.weighted(truth, view.weights)) > 0.99
-    if defense.variant == "code":  # its epsilon is 32 times as large, and so are the entries that survive rounding
-        assert cosine(inverted, truth) > 0.99
-    assert cosine(scene.seen.update.tensors, truth) < 0.9
-
-
-@pytest.mark.parametrize("defense", [AdaDefense(), AdaDefense(epsilon_inside=True)], ids=["outside", "inside"])
-def test_the_confidence_in_an_entry_is_what_rounding_leaves(defense: AdaDefense) -> None:
-    """The error of the inversion after rounding the stand-in to float32, in units of the floor, against the formula."""
-    limit, _ = first_step(defense)
-    sizes = torch.tensor([1e-4, 1e-3, 1e-2, 3e-2], dtype=torch.float64)
-    weights = confidence({"w": sizes}, defense, 0.01)["w"]
-    assert bool((weights.diff() <= 0).all())
-    stand_in, _ = defense.stand_in({"w": sizes}, {"time": 0, "first": {}, "second": {}})
-    step = torch.finfo(torch.float32).eps / 4
-    moved = invert((stand_in["w"] - step * limit).double(), defense) - sizes
-    floor = 0.01 * float(sizes.square().mean().sqrt())
-    torch.testing.assert_close(weights, floor / (floor**2 + moved.square()).sqrt(), rtol=0.1, atol=1e-3)
-
-
-def test_a_later_round_of_adadefense_is_told_from_a_first() -> None:
-    later = play(AdaDefense(), round_index=1, state=play(AdaDefense(), seed=5).state)
-    late_comer = play(AdaDefense(), round_index=1)
-    assert "moments unknown: soft signs are matched" in view_of(later).notes
-    assert "the stand-in of a first round is inverted" in view_of(late_comer).notes
 
 
 def test_solutions_of_a_sample_hold_the_truth() -> None:

@@ -26,19 +26,20 @@ class KnowsFedKl(Adaptation):
     ignore_locked: do not match the gradients of locked convolutions. If every block is locked they are matched anyway,
     as little else would be left.
     spread: standard deviation of the first scales and shifts, around zero, >= 0; in a new lock it is about a third.
-    restarts: the least number, >= 1, as a search cannot change the sign of some scales; the search ends with the first
-    restart whose loss is below 1e-12.
+    restarts: the most starts, >= 1, unless the attack has more, as a search cannot change the sign of some scales; the
+    search ends with the first restart whose loss is below 1e-12.
 
     Key and lock only scale and shift each channel: 2 O numbers for O channels. Labels that would be searched for are
     read from the last layer, which is not locked.
     Assumes: the architecture, which is public.
     Cannot: follow changes of the lock within a round of several steps, where it counts as constant; nor run a locked
-    norm in evaluation mode, as its statistics are private.
+    norm in evaluation mode, as its statistics are private. On photographs of 32x32 many images explain the update
+    nearly alike, and the one found is a rough likeness.
     """
 
     ignore_locked: bool = True
     spread: float = 0.33
-    restarts: int = 3
+    restarts: int = 8
 
     def __post_init__(self) -> None:
         require_at_least(0, spread=self.spread)

@@ -275,7 +275,7 @@ class Judging(ABC):
 
 
 def update_of(view: View, guess: Batch) -> Params:
-    """The update of a guess."""
+    """The update of a guess, with unknowns at their mean initial values."""
     with torch.no_grad():
         return view.guess(guess.inputs.to(view.precision), guess.targets, view.params, view.buffers, view.starts)
 
@@ -314,6 +314,18 @@ def often_in_stages(
     return best
 
 
+def continued(attack: Matching, guess: Batch) -> Matching:
+    """The attack with one restart, which starts at a guess, with half the iterations."""
+    return replace(
+        attack,
+        sought=attack.sought.again(guess.inputs),
+        labels=_EarlierLabels(labels=guess.targets),
+        iterations=max(1, attack.iterations // 2),
+        restarts=1,
+        consensus=0.0,
+    )
+
+
 def in_stages(
     attack: Matching,
     judging: Judging,
@@ -332,15 +344,8 @@ def in_stages(
     first_loss = found.first_loss
     for stage in range(stages):
         before = found.guess
-        again = replace(
-            attack,
-            matched=Judged(inner=attack.matched, judging=judging, guess=before),
-            sought=attack.sought.again(before.inputs),
-            labels=_EarlierLabels(labels=before.targets),
-            iterations=max(1, attack.iterations // 2),
-            restarts=1,
-            consensus=0.0,
-        )
+        matched = Judged(inner=attack.matched, judging=judging, guess=before)
+        again = replace(continued(attack, before), matched=matched)
         found = again.reconstruct(seen, rng=rng.child("stage", stage), progress=progress)
         if float((found.guess.inputs - before.inputs).abs().max()) < _SAME:
             break

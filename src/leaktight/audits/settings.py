@@ -30,7 +30,8 @@ class AuditSettings:
     adapted: kinds of attacks that are also tried with knowledge of the defense; all attacks if none of these is tried.
     watched: the rounds in which the victim is watched, from the attacked one on; at least 1.
     watched_examples: the victim trains on the "same" examples in all of them, and an attack that joins rounds makes one
-    guess from all updates, any other from the last; or on "new" ones, and every round is attacked by itself.
+    guess from all updates, any other from the last; or on "new" ones, and every round is attacked, with those before it
+    as what is known of the client.
     """
 
     trials: int | Literal["auto"] = "auto"

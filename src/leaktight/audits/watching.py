@@ -1,8 +1,9 @@
 """Several rounds of one victim: which rounds are played, what an attack is given of them, and its guess from all of it.
 
 With the same examples in every watched round, an attack that joins rounds makes one guess from all updates, and any
-other attack makes its guess from the last. With new examples in every round no update says anything about the examples
-of another: each round is attacked by itself, and all guesses together are scored against all examples.
+other attack makes its guess from the last. With new examples in every round there is a guess for each, and all guesses
+together are scored against all examples. An attack is then given a round with those before it (`Observation.earlier`),
+which say nothing about its examples, but may say something about the client's memory, such as the moments of a defense.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from leaktight.audits.settings import AuditSettings
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import ActiveAttack, Attack
+from leaktight.core.protocols import ActiveAttack, Attack, follow
 from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -68,7 +69,7 @@ def reconstructed(attack: Attack, given: Sequence[Sequence[Observation]], *, rng
     """
     if len(given) == 1:
         return attack.reconstruct(given[0], rng=rng)
-    found = [attack.reconstruct(seen, rng=rng.child("watched", place)) for place, seen in enumerate(given)]
+    found = follow(attack, given, rng=rng)
     guesses = [each.guess.inputs[: seen[0].batch_size] for each, seen in zip(found, given, strict=True)]
     targets = [each.guess.targets[: seen[0].batch_size] for each, seen in zip(found, given, strict=True)]
     read = [each.labels for each in found if each.labels is not None]

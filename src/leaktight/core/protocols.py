@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from leaktight.core.threat import Knowledge
 from leaktight.core.types import (
     Batch,
     Broadcast,
+    Earlier,
     Observation,
     Params,
     Protection,
@@ -329,6 +330,23 @@ def require_seen(attack: Attack, seen: Sequence[Observation]) -> Observation:
     for each in seen:
         require_inputs(type(attack).__name__, attack.takes, each.inputs)
     return seen[0]
+
+
+def follow(attack: Attack, rounds: Sequence[Sequence[Observation]], *, rng: Rng) -> list[Reconstruction]:
+    """The guesses of an attack for successive rounds of one client, each with other examples.
+
+    rounds: for each round its updates, mostly one. Those of a later round are given with the earlier ones and the
+    guesses for them.
+    """
+    found: list[Reconstruction] = []
+    earlier: tuple[Earlier, ...] = ()
+    for place, seen in enumerate(rounds):
+        shown = [replace(each, earlier=earlier) for each in seen]
+        found.append(attack.reconstruct(shown, rng=rng.child("watched", place)))
+        guess, number = found[-1].guess, seen[0].batch_size
+        kept = Batch(guess.inputs[:number], guess.targets[:number])
+        earlier = (*earlier, *(Earlier(each, kept) for each in seen))
+    return found
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,7 @@ class Observation:
     batch_size: the number of examples of the update, disclosed or sent by the client.
     mode: whether clients run batch normalisation as in training or as in evaluation; known with `local_training`.
     defense: `Defense()` if the attacker knows that there is none.
+    earlier: the rounds of the same client that the attacker watched before, with other examples, in order.
     """
 
     model: nn.Module
@@ -193,6 +194,7 @@ class Observation:
     mode: Mode | None = None
     defense: Protection | None = None
     public_data: Batch | None = None
+    earlier: tuple[Earlier, ...] = ()
 
     @property
     def num_steps(self) -> int | None:
@@ -202,6 +204,14 @@ class Observation:
         if self.local_training is None or self.batch_size is None:
             return None
         return self.local_training.num_steps(self.batch_size)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier round of a client, and the attacker's own guess of the examples behind it."""
+
+    seen: Observation
+    guess: Batch
 
 
 @dataclass(frozen=True)
