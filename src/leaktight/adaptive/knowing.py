@@ -282,7 +282,7 @@ def in_stages(
             attack,
             matched=Judged(inner=attack.matched, judging=judging, guess=before),
             sought=attack.sought.again(before.inputs),
-            labels=_EarlierLabels(labels=before.targets),
+            labels=EarlierLabels(labels=before.targets),
             iterations=max(1, attack.iterations // 2),
             restarts=1,
             consensus=0.0,
@@ -294,7 +294,7 @@ def in_stages(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EarlierLabels(LabelStrategy):
+class EarlierLabels(LabelStrategy):
     """The labels of an earlier guess, in the order of its images."""
 
     labels: Tensor

@@ -22,6 +22,9 @@ from leaktight.core.types import Observation, Params
 from leaktight.defenses.precode import Precode
 from leaktight.models.bottleneck import BottleneckedLinear, VariationalBottleneck
 
+_SOLVED = 1e-3  # relative misfit; solved batches have 1e-5 and less, others 1e-2 and more
+_NEARLY = 0.5  # after several steps
+
 
 class GivenNoise(VariationalBottleneck):
     """A bottleneck whose noise is a buffer, (N, K) or (1, K), and not drawn."""
@@ -127,7 +130,7 @@ class KnowsPrecode(Adaptation):
         number = seen.batch_size or 0
         if gradient is None or steps is None or seen.labels is None:
             return None
-        weights, gradients = (_parts(tensors, name) for tensors in (seen.broadcast.params, gradient))
+        weights, gradients = (_parts(tensors, name) for tensors in (_midway(seen), gradient))
         if weights is None or gradients is None:
             return None
         head = Head(weights, gradients, self.defense.penalty_weight)
@@ -135,7 +138,7 @@ class KnowsPrecode(Adaptation):
             found = head.solve_one()
         else:
             found = head.solve(seen.labels, rng=Rng(0)) if steps == 1 else None
-        return found if found is not None and found.holds else None
+        return found if found is not None and found.misfit < (_SOLVED if steps == 1 else _NEARLY) else None
 
     def _searching(self, view: View, seen: Observation, names: Sequence[str]) -> View:
         """The noise is unknown, and the bottleneck's gradients are not matched."""
@@ -174,15 +177,20 @@ def _solved(view: View, seen: Observation, name: str, solution: Solution) -> Vie
     else:
         model = known
     weight = f"{name}.linear.weight" if name else "linear.weight"
-    before = {each: tensor for each, tensor in gradient.items() if not each.startswith(weight.removesuffix("linear.weight"))}
+    before = {
+        each: tensor for each, tensor in gradient.items() if not each.startswith(weight.removesuffix("linear.weight"))
+    }
     target = {each: tensor.to(like) for each, tensor in before.items()}
     target[weight] = (known.rows.T.double() @ solution.features).to(like)
     left = {each for each, _ in model.named_parameters()}
     view = replace(
         view,
         trainer=replace(view.trainer, model=model, task=_Summed()),
-        params={each: tensor for each, tensor in view.params.items() if each in left},
-        buffers={**view.buffers, **{each: tensor for each, tensor in model.named_buffers() if each not in view.buffers}},
+        params={each: tensor.to(like) for each, tensor in _midway(seen).items() if each in left},
+        buffers={
+            **view.buffers,
+            **{each: tensor for each, tensor in model.named_buffers() if each not in view.buffers},
+        },
         target=target,
         steps=(),
         notes=(*view.notes, "the bottleneck is solved: its features are known"),
@@ -202,6 +210,12 @@ def _gradient(seen: Observation) -> dict[str, Tensor] | None:
         return None
     decay = {name: local.weight_decay * seen.broadcast.params[name].to(tensor) for name, tensor in tensors.items()}
     return {name: -tensor / local.learning_rate - decay[name] for name, tensor in tensors.items()}
+
+
+def _midway(seen: Observation) -> Params:
+    """The weights halfway through a round of several steps; with one step those that were sent."""
+    sent, share = seen.broadcast.params, 0.0 if seen.num_steps == 1 else 0.5
+    return {name: tensor + share * seen.update.tensors[name] for name, tensor in sent.items()} if share else sent
 
 
 def _parts(tensors: Params, name: str) -> dict[str, Tensor] | None:

@@ -20,7 +20,7 @@ Matrix: TypeAlias = NDArray[np.float64]
 
 _STARTS = 24
 _SPREADS = (0.3, 1.0, 3.0)  # of the first logits, in turn
-_SOLVED = 1e-3  # relative misfit; solved batches have 1e-5 and less, others 1e-2 and more
+_SOLVED = 1e-6  # the residual at which no further start is tried
 
 
 class Solution(NamedTuple):
@@ -33,10 +33,6 @@ class Solution(NamedTuple):
     features: Tensor
     slopes: Tensor
     misfit: float
-
-    @property
-    def holds(self) -> bool:
-        return self.misfit < _SOLVED
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ def _least(residual: Callable[[Matrix], list[Matrix]], start: Callable[[int], Ma
         )
         if found.cost < least:
             best, least = found.x.reshape(first.shape), found.cost
-        if math.sqrt(2 * least) < _SOLVED**2:
+        if math.sqrt(2 * least) < _SOLVED:
             break
     return best
 
