@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, EarlierLabels, weighing, zeros_are_the_defenses
+from leaktight.adaptive.knowing import Adaptation, Case, EarlierLabels, weighing, zeros_are_the_defenses
 from leaktight.adaptive.noise import of_steps, usual_contrast
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.priors import TotalVariation
@@ -56,6 +56,12 @@ class KnowsOutpost(Adaptation):
 
     def __post_init__(self) -> None:
         require_above(0, floor=self.floor, contrast=self.contrast)
+
+    def unable(self, case: Case) -> str | None:
+        assert isinstance(self.defense, Outpost)
+        if self.defense.fisher == "element" or not self.defense.prune_share:
+            return "no entry is known to be exact"
+        return "steps that were pruned differently hide what is exact" if case.num_steps > 1 else None
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         attack, first = zeros_are_the_defenses(attack), seen[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leaktight.adaptive.knowing import Adaptation, labels_from_bias, weighing, without
+from leaktight.adaptive.knowing import Adaptation, Case, labels_from_bias, weighing, without
 from leaktight.adaptive.precode_head import Head, Solution
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Given
@@ -70,7 +70,8 @@ class KnownHead(BottleneckedLinear):
 
     def forward(self, features: Tensor) -> Tensor:
         features = self.bottleneck(features)
-        return (self.slopes * features).sum(1) + (self.rows * self.linear(features)).sum(1)
+        outputs: Tensor = (self.slopes * features).sum(1) + (self.rows * self.linear(features)).sum(1)
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ class KnowsPrecode(Adaptation):
     them (`precode_head.Head`). What is left is a network whose last features are known, and the gradients of the layers
     before it. They count by the root of their size, since deeper layers have much smaller ones. Labels that would be
     searched for are read from the bias of the last layer.
-    Where that fails (a misfit tells), the noise is searched for with the images, and the bottleneck's gradients are left
-    out.
-    Assumes: the bottleneck's weights, which are public; one local step with fewer examples than classes, or one example.
+    Where that fails (a misfit tells), the noise is searched for with the images, and the bottleneck's gradients are
+    left out.
+    Assumes: the bottleneck's weights, which are public; one step with fewer examples than classes, or one example.
     Cannot: solve larger batches; follow several steps on several examples, which then share one unknown noise vector.
     """
 
@@ -108,6 +109,11 @@ class KnowsPrecode(Adaptation):
 
     def __post_init__(self) -> None:
         require_at_least(0, spread=self.spread)
+
+    def unable(self, case: Case) -> str | None:
+        if case.num_examples > 1 and case.num_steps > 1:
+            return "the bottleneck is solved for one local step, or for one example"
+        return None
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         attack = labels_from_bias(attack, seen[0])
@@ -134,10 +140,9 @@ class KnowsPrecode(Adaptation):
         if weights is None or gradients is None:
             return None
         head = Head(weights, gradients, self.defense.penalty_weight)
-        if number == 1:
-            found = head.solve_one()
-        else:
-            found = head.solve(seen.labels, rng=Rng(0)) if steps == 1 else None
+        if number > 1 and steps > 1:
+            return None
+        found = head.solve_one() if number == 1 else head.solve(seen.labels, rng=Rng(0))
         return found if found is not None and found.misfit < (_SOLVED if steps == 1 else _NEARLY) else None
 
     def _searching(self, view: View, seen: Observation, names: Sequence[str]) -> View:

@@ -147,7 +147,7 @@ def _least(residual: Callable[[Matrix], list[Matrix]], start: Callable[[int], Ma
             max_nfev=60,
         )
         if found.cost < least:
-            best, least = found.x.reshape(first.shape), found.cost
+            best, least = np.asarray(found.x, dtype=np.float64).reshape(first.shape), float(found.cost)
         if math.sqrt(2 * least) < _SOLVED:
             break
     return best
@@ -162,8 +162,7 @@ def _errors(logits: Matrix, chosen: Matrix) -> Matrix:
 
 def _quotient(left: Matrix, product: Matrix) -> Matrix:
     """The right factor of a product of matrices, given the left one."""
-    right: Matrix = np.linalg.lstsq(left, product, rcond=None)[0]
-    return right
+    return np.asarray(np.linalg.lstsq(left, product, rcond=None)[0], dtype=np.float64)
 
 
 def _relative(guess: Matrix, truth: Matrix) -> Matrix:
