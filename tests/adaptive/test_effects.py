@@ -58,7 +58,7 @@ EFFECTS = {
     "soteria-2-steps": Effect(Soteria(), options=TWO_STEPS),
     "soteria": Effect(Soteria()),
     "graddefense": Effect(GradDefense(), gain=10.0),
-    "outpost": Effect(Outpost(), least=30.0),
+    "outpost": Effect(Outpost(), least=70.0),
     "clipping-layers": Effect(Clipping(clip_norm=0.1, scope="layer")),
     "fed_cdp": Effect(FedCdp(clip_norm=0.5, noise_multiplier=0.001), least=30.0),
     "adadefense": Effect(AdaDefense()),
@@ -66,7 +66,7 @@ EFFECTS = {
     "lrp-dlg": Effect(Lrp(), attack=DLG, options=DELTA),
     "lrp-3-steps": Effect(Lrp(), gain=5.0, options={"kind": "delta", "local": replace(LOCAL, steps=3)}),
     "fedkl": Effect(FedKl(), attack=replace(CSDLG, iterations=10)),
-    "precode": Effect(Precode(), least=30.0, attack=replace(CSDLG, iterations=8)),
+    "precode": Effect(Precode(), least=80.0, attack=replace(CSDLG, iterations=8)),
     "stack": Effect(Stack(parts=(Clipping(clip_norm=0.1, scope="layer"), GradientCompression()))),
 }
 

@@ -319,7 +319,7 @@ def continued(attack: Matching, guess: Batch) -> Matching:
     return replace(
         attack,
         sought=attack.sought.again(guess.inputs),
-        labels=_EarlierLabels(labels=guess.targets),
+        labels=EarlierLabels(labels=guess.targets),
         iterations=max(1, attack.iterations // 2),
         restarts=1,
         consensus=0.0,
@@ -353,7 +353,7 @@ def in_stages(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EarlierLabels(LabelStrategy):
+class EarlierLabels(LabelStrategy):
     """The labels of an earlier guess, in the order of its images."""
 
     ordered: ClassVar[bool] = True
