@@ -16,17 +16,18 @@ from leaktight.models.surgery import mode_of
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """A linear layer whose input is the example. weight (m, n), bias (m,): as sent; their gradients likewise."""
+    """The first linear layer. weight (m, n), bias (m,): as sent; their gradients likewise.
 
-    entrance: Entrance
+    pixels: how its input consists of pixels; None if layers come before it.
+    """
+
+    name: str
+    layer: nn.Linear
+    pixels: Entrance | None
     weight: Tensor
     bias: Tensor
     weight_gradient: Tensor
     bias_gradient: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.entrance.name
 
     def gated(self, seen: Observation) -> bool:
         """Whether a unit has a gradient exactly where its output is positive, as before a ReLU; on random examples."""
@@ -38,7 +39,7 @@ class FirstLayer:
 
         generator = torch.Generator().manual_seed(0)
         examples = torch.rand(8, *seen.inputs.shape, generator=generator, dtype=torch.float64)
-        handle = self.entrance.layer.register_forward_hook(cut)
+        handle = self.layer.register_forward_hook(cut)
         try:
             with torch.enable_grad(), mode_of(seen.model, "eval"):
                 outputs = functional_call(seen.model, precise(seen), (examples,))
@@ -51,19 +52,19 @@ class FirstLayer:
 
 
 def first_linear(seen: Observation, gradient: Gradient) -> FirstLayer:
-    """The first layer, if it is linear on whole examples and has a bias."""
-    found = entrance(seen)
-    layer = found.layer
-    if not isinstance(layer, nn.Linear) or layer.bias is None or layer.in_features != seen.inputs.size:
-        raise ModelError(
-            f"expected a linear layer with a bias first, on all of the example, got {found.name!r}; use rgap or a search"
-        )
-    parts = [f"{found.name}.{part}" if found.name else part for part in ("weight", "bias")]
+    """The first linear layer to run; an error unless it has a bias and sees each example as one vector."""
+    ran = entered(seen, seen.inputs.blank(1, torch.zeros(1)))
+    layers = {name: seen.model.get_submodule(name) for name in ran}
+    name, layer = next(((name, each) for name, each in layers.items() if isinstance(each, nn.Linear)), ("", None))
+    if not isinstance(layer, nn.Linear) or layer.bias is None or ran[name].numel() != layer.in_features:
+        raise ModelError(f"expected a linear layer with a bias, on whole examples, got {name!r}; use a search")
+    pixels = entrance(seen) if name == next(iter(layers)) else None
+    parts = [f"{name}.{part}" if name else part for part in ("weight", "bias")]
     tensors = precise(seen)
     weight, bias = (gradient.needed(part) for part in parts)
     if not bool(weight.any()) or not bool(bias.any()):
-        raise UsageError(f"expected a gradient of {found.name!r} other than zero, got zero; it says nothing")
-    return FirstLayer(found, tensors[parts[0]], tensors[parts[1]], weight, bias)
+        raise UsageError(f"expected a gradient of {name!r} other than zero, got zero; it says nothing")
+    return FirstLayer(name, layer, pixels, tensors[parts[0]], tensors[parts[1]], weight, bias)
 
 
 def labels_of_inputs(seen: Observation, gradient: Gradient, inputs: Tensor) -> Tensor:

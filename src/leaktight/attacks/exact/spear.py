@@ -62,8 +62,10 @@ class Spear(Attack):
         one = only(self, seen)
         gradient = gradient_of(one)
         first = first_linear(one, gradient)
-        if not first.gated(one):
-            raise ModelError(f"expected a ReLU behind {first.name!r}, got another activation; use cocktail_party")
+        if first.pixels is None or not first.gated(one):
+            raise ModelError(
+                f"expected pixels before {first.name!r} and a ReLU behind it, got other layers; use cocktail_party"
+            )
         mixed = Mixed.of(first)
         history: list[tuple[int, float]] = []
 
@@ -74,7 +76,7 @@ class Spear(Attack):
 
         found = solve(mixed, self, rng, tell)
         inputs = found.shares @ mixed.right
-        images = first.entrance.pixels(inputs)
+        images = first.pixels.pixels(inputs)
         notes = {"assumed": list(gradient.notes), "examples": len(images)}
         made = answer(images, labels_of_inputs(one, gradient, images), 1 - found.figure, notes)
         return Reconstruction(
@@ -91,11 +93,12 @@ class Spear(Attack):
 class Mixed:
     """The gradient of the weights as left @ right, both of the rank of the batch.
 
-    rows: those of left, for the search. right: (b, n), orthonormal. total: (b,), the bias gradient is left @ total.
+    rows: those of left (m, b), for the search. right: (b, n), orthonormal. total: (b,), the bias gradient is left @ total.
     outputs: right through the layer without its bias, (b, m). bias: (m,).
     """
 
     rows: Rows
+    left: Tensor
     right: Tensor
     total: Tensor
     outputs: Tensor
@@ -115,7 +118,12 @@ class Mixed:
         rest = (first.weight_gradient - left @ right).norm(dim=1) / (right.shape[1] - rank) ** 0.5
         noise = rest.clamp_min(torch.finfo(torch.float32).eps * float(left.norm(dim=1).max()) * 1e-3)
         total = torch.linalg.lstsq(left, first.bias_gradient[:, None]).solution[:, 0]
-        return cls(Rows.of(left, noise), right, total, right @ first.weight.T, first.bias)
+        return cls(Rows.of(left, noise), left, right, total, right @ first.weight.T, first.bias)
+
+    def scaled(self, shares: Tensor) -> Tensor:
+        """Shares (..., b) of `right` with the scale that the gradient of the bias demands."""
+        scale = shares @ self.total
+        return shares / torch.where(scale.abs() < 1e-30, 1e-30, scale)[..., None]
 
 
 def rank_of(sizes: Tensor) -> int:
@@ -196,7 +204,7 @@ def _greedy(mixed: Mixed, pool: Tensor, best: Solution) -> Solution:
 
 def _solution(mixed: Mixed, directions: Tensor) -> Solution:
     rows = mixed.rows
-    shares = _scaled(mixed, torch.linalg.pinv(rows.map @ directions.T))
+    shares = mixed.scaled(torch.linalg.pinv(rows.map @ directions.T))
     outputs = shares @ mixed.outputs + mixed.bias
     determined = torch.tensor([len(rows.determined(one[None])) == 1 for one in directions])
     agree = _agree(outputs, _closed(mixed, directions)) & determined[:, None]
@@ -210,17 +218,11 @@ def _best_place(mixed: Mixed, directions: Tensor, other: Tensor) -> tuple[int, f
     places = (parts.abs() > 1e-3 * parts.abs().max()).nonzero()[:, 0]
     change = parts / parts[places, None]  # (p, b): the inverse after a change of one column
     change[torch.arange(len(places)), places] = 1 - 1 / parts[places]
-    moved = _scaled(mixed, shares - change[:, :, None] * shares[places, None])
+    moved = mixed.scaled(shares - change[:, :, None] * shares[places, None])
     closed = _closed(mixed, directions).expand(len(places), -1, -1).clone()
     closed[torch.arange(len(places)), places] = _closed(mixed, other[None])[0]
     agree = _agree(moved @ mixed.outputs + mixed.bias, closed).double().mean((1, 2))
     return int(places[agree.argmax()]), float(agree.max())
-
-
-def _scaled(mixed: Mixed, shares: Tensor) -> Tensor:
-    """Shares (..., b) with the scale that the gradient of the bias demands."""
-    scale = shares @ mixed.total
-    return shares / torch.where(scale.abs() < 1e-30, 1e-30, scale)[..., None]
 
 
 def _closed(mixed: Mixed, directions: Tensor) -> Tensor:
