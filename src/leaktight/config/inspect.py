@@ -11,6 +11,10 @@ import tomli_w
 from torch import Tensor, nn
 
 from leaktight.attacks.controls import MeanImage, PriorOnly
+from leaktight.attacks.exact.analytic import gradient_of
+from leaktight.attacks.exact.cocktail_party import CocktailParty
+from leaktight.attacks.exact.first_layer import first_linear
+from leaktight.attacks.exact.spear import Spear
 from leaktight.attacks.labels.rules import rule_for
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
@@ -21,7 +25,7 @@ from leaktight.config.catalogue import ATTACKS
 from leaktight.config.settings import model_source
 from leaktight.config.tables import Table, as_list, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
-from leaktight.core.errors import ConfigError, UsageError, suggestion
+from leaktight.core.errors import ConfigError, LeaktightError, UsageError, suggestion
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Attack
 from leaktight.core.tensors import digest
@@ -192,7 +196,25 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
 
 
 def default_attacks(captured: Captured) -> list[Attack]:
-    """The attacks if none are given: several on a small network, the most robust one on a large network."""
+    """The attacks if none are given: exact ones that fit, several searches on a small network, one on a large one."""
+    return [*_exact_attacks(captured), *_searches(captured)]
+
+
+def _exact_attacks(captured: Captured) -> list[Attack]:
+    """SPEAR before a ReLU, Cocktail Party for several examples elsewhere; one step on a linear layer that fits."""
+    seen = captured.seen
+    if captured.num_steps not in (1, None):
+        return []
+    try:
+        first = first_linear(seen, gradient_of(seen))
+    except LeaktightError:  # no such layer
+        return []
+    if first.pixels is not None and first.gated(seen):
+        return [Spear()]
+    return [CocktailParty()] if captured.settings.num_examples > 1 else []
+
+
+def _searches(captured: Captured) -> list[Attack]:
     rule, steps = rule_for(captured.seen), captured.num_steps
     local: Literal["simulate", "one_batch"] = "one_batch" if steps is None or steps > MOST_SIMULATED else "simulate"
     if rule is None:

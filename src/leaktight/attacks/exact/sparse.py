@@ -1,7 +1,7 @@
 """The sparse columns of a matrix D of which only the column space is known: the directions q for which U q has zeros.
 
-Each zero of a column says that a row of U is orthogonal to q. A search by reweighted least squares finds directions that
-are orthogonal to many rows; rounding makes them exact.
+Each zero of a column says that a row of U is orthogonal to q. A search by reweighted least squares finds directions
+that are orthogonal to many rows; rounding makes them exact.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ class Spear(Attack):
     determine. It is near 1 only for the true batch.
     rounds: >= 1, of the search, which ends once the batch is proven. starts: >= 1, for each example and round.
 
-    Assumes: one local step of plain gradient descent on one batch of fewer examples than the layer has units and inputs.
-    Cannot: find examples whose gradient is zero; two equal examples count as one. A model change, which is rounded like
-    the weights, gives the exact batch only if its learning rate is not small.
+    Assumes: one local step of plain gradient descent on one batch of fewer examples than the layer has units and
+    inputs; several units for each example.
+    Cannot: find examples whose gradient is zero; two equal examples count as one. Before the last layer of a network
+    for two classes differences of columns are as sparse as columns, and it mostly fails.
     Reference: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024.
     Differs from it: instead of sampling sets of rows, directions are found by reweighted least squares, and mixtures of
     columns with common zeros are taken apart; so the time does not grow as 2 to the number of examples.
@@ -93,8 +94,8 @@ class Spear(Attack):
 class Mixed:
     """The gradient of the weights as left @ right, both of the rank of the batch.
 
-    rows: those of left (m, b), for the search. right: (b, n), orthonormal. total: (b,), the bias gradient is left @ total.
-    outputs: right through the layer without its bias, (b, m). bias: (m,).
+    rows: those of left (m, b), for the search. right: (b, n), orthonormal. total: (b,), the gradient of the bias
+    is left @ total. outputs: right through the layer without its bias, (b, m). bias: (m,).
     """
 
     rows: Rows
