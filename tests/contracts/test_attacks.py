@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from leaktight.adaptive.auto import Auto
 from leaktight.attacks.controls import MeanImage, PriorOnly, PublicImage
+from leaktight.attacks.exact.cocktail_party import CocktailParty
 from leaktight.attacks.exact.linear_inversion import LinearInversion
 from leaktight.attacks.exact.rgap import RGap
+from leaktight.attacks.exact.spear import Spear
 from leaktight.attacks.generative.ggl import Ggl
 from leaktight.attacks.generative.gias import Gias
 from leaktight.attacks.generative.grnn import Grnn
@@ -97,6 +99,8 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "ggl": (Ggl(generator=LINEAR, optimizer="adam", **QUICK), made),
     "gias": (Gias(generator=LINEAR, latent_iterations=3, restarts=2, **QUICK), made),
     "linear_inversion": (LinearInversion(), lambda: one("mlp", "default")),
+    "spear": (Spear(), lambda: one("mlp", "default")),
+    "cocktail_party": (CocktailParty(iterations=3), lambda: one("mlp", "default", activation="sigmoid")),
     "rgap": (RGap(), lambda: one("cnn6", "default", head="linear")),
     "robbing_the_fed": (ROBBING, lambda: asked(ROBBING, batch=6)),
     "fishing": (FISHING, lambda: asked(FISHING, batch=6)),
@@ -107,7 +111,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "nearest_public_image": (NearestPublicImage(), smooth),
 }
 CLOSED_FORMS = {
-    *("linear_inversion", "rgap", "robbing_the_fed", "nearest_public_image"),
+    *("linear_inversion", "spear", "rgap", "robbing_the_fed", "nearest_public_image"),
     *("prior_only", "mean_image", "public_image"),
 }
 every_attack = pytest.mark.parametrize("kind", CASES)

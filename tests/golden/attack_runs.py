@@ -157,6 +157,8 @@ ATTACKS: Mapping[str, Run] = {
     ),
     "linear_inversion": partial(curious, "linear_inversion", on=mlp),
     "linear_inversion-batch": partial(curious, "linear_inversion", on=one_layer),
+    "spear": partial(curious, "spear", on=mlp),
+    "cocktail_party": partial(curious, "cocktail_party", on=mlp),
     "rgap": partial(curious, "rgap", on=cnn6),
     "robbing_the_fed": partial(active, "robbing_the_fed", batch=6, num_bins=24),
     "robbing_the_fed-fourier": partial(

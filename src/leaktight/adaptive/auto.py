@@ -15,8 +15,10 @@ from torch import Tensor
 
 from leaktight.adaptive.evidence import Candidate, choose, weigh
 from leaktight.adaptive.knowing import Adaptation, Knowing
+from leaktight.attacks.exact.cocktail_party import CocktailParty
 from leaktight.attacks.exact.linear_inversion import LinearInversion
 from leaktight.attacks.exact.rgap import RGap
+from leaktight.attacks.exact.spear import Spear
 from leaktight.attacks.generative.grnn import Grnn
 from leaktight.attacks.labels.rules import rule_for
 from leaktight.attacks.presets.agic import Agic
@@ -43,7 +45,7 @@ LARGE = 200_000
 
 KNOWING = "(knowing the defense)"
 
-_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap()}
+_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap(), "spear": Spear()}
 
 ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
     "quick": {
@@ -58,6 +60,7 @@ ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
         "dlg": Dlg(iterations=60, restarts=2),
         "inverting_gradients": InvertingGradients(iterations=1200, learning_rate=0.1),
         "agic": Agic(iterations=1200),
+        "cocktail_party": CocktailParty(),
         "grnn": Grnn(iterations=1000),
     },
     "thorough": {
@@ -66,6 +69,7 @@ ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
         "dlg": Dlg(restarts=4),
         "inverting_gradients": InvertingGradients(),
         "agic": Agic(iterations=4800),
+        "cocktail_party": CocktailParty(),
         "grnn": Grnn(iterations=4000),
     },
 }
@@ -76,6 +80,8 @@ ADAPTED: tuple[str, ...] = ("csdlg", "inverting_gradients", "agic")
 
 
 _BY_LBFGS = ("csdlg", "dlg")
+_ONE_STEP = ("spear", "cocktail_party")
+_SEVERAL_EXAMPLES = ("cocktail_party",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +156,12 @@ class Auto(Attack):
         for name, attack in ENSEMBLES[self.budget].items():
             if type(seen.inputs) not in attack.takes:
                 continue
-            if name in _BY_LBFGS and large and self.budget != "thorough":
+            hopeless = (
+                (name in _BY_LBFGS and large and self.budget != "thorough")
+                or (name in _ONE_STEP and (seen.num_steps or 1) > 1)
+                or (name in _SEVERAL_EXAMPLES and seen.batch_size == 1)
+            )
+            if hopeless:
                 continue
             fitted = self._fit(attack, seen)
             if adaptation is None or name in _EXACT:

@@ -1,8 +1,10 @@
 from .controls import MeanImage as MeanImage
 from .controls import PriorOnly as PriorOnly
 from .controls import PublicImage as PublicImage
+from .exact.cocktail_party import CocktailParty as CocktailParty
 from .exact.linear_inversion import LinearInversion as LinearInversion
 from .exact.rgap import RGap as RGap
+from .exact.spear import Spear as Spear
 from .generative.ggl import Ggl as Ggl
 from .generative.gias import Gias as Gias
 from .generative.grnn import Grnn as Grnn

@@ -31,7 +31,7 @@ from leaktight.results.schema import Ledger, MetricNote, Oracle, Threat, Trial, 
 Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
 """The outcome of a trial, and its pictures by their paths in the run's folder."""
 
-_DEFAULTS = {name: value for name, value in TrialOutcome() if name not in ("labels", "metrics")}
+_DEFAULTS = {name: value for name, value in TrialOutcome() if name not in ("labels", "metrics", "certificate")}
 """Fields that are written for every trial, failed ones included."""
 
 

@@ -126,13 +126,19 @@ def _named_so(module: nn.Module) -> bool:
 
 
 def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
-    """reconstructed: an image was, by the rule of audits. labels-read: all labels were. Otherwise cannot-conclude."""
+    """reconstructed: an image was, by the rule of audits or, without the truth, by the attack's own proof.
+
+    labels-read: all labels were. Otherwise cannot-conclude.
+    """
     attacks = [cell for cell in cells if cell.role == "attack"]
     valid = [cell for cell in attacks if cell.valid]
     best = min(valid or attacks, key=_rank)
+    proven = [cell for cell in valid if (own := cell.done[0].certificate) is not None and own.holds]
     word: Word = "cannot-conclude"
     if not valid:
         because = f"no trial is valid: {listed(f'{cell.attack}: {faults(cell)}' for cell in attacks)}."
+    elif inspection.truth is None and proven:
+        best, word, because = proven[0], "reconstructed", _certified(proven[0])
     elif inspection.truth is None:
         because = _unscored(best)
     else:
@@ -145,6 +151,15 @@ def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
         because=because,
         worst_attack=best.attack,
         trial_id=best.trials[0].id,
+        certified=word == "reconstructed" and best in proven,
+    )
+
+
+def _certified(cell: CellTrials) -> str:
+    own = cell.done[0].certificate
+    assert own is not None, "only proven cells come here"
+    return (
+        f"{cell.attack} proves its guess from the update alone ({own.proof}: {own.figure:.4f}, needed {own.needed:g})."
     )
 
 

@@ -188,6 +188,15 @@ class TrialHead(Record):
     model_accuracy: Figure = None
 
 
+class Proof(Record):
+    """What an attack proves about its guess from the update alone: `figure` of at least `needed`. proof: in words."""
+
+    proof: str
+    figure: Figure
+    needed: float
+    holds: bool
+
+
 class TrialOutcome(Record):
     """The result of a trial.
 
@@ -197,8 +206,8 @@ class TrialOutcome(Record):
     each example the closest decoy's score. label_accuracy: None if labels were given. label_chance: the probability of
     that accuracy for a guess without the update; blind_labels: the mean accuracy of such guesses. labels: those of the
     guess. first_loss, loss: of the attack's search at its start and end. update_changed: whether the defense changed
-    the update. client_seconds: the time of the client's round. chosen: the attack of an ensemble whose guess was
-    judged; oracle: the best of all its guesses.
+    the update. client_seconds: the time of the client's round. certificate: the attack's own proof, if it has one.
+    chosen: the attack of an ensemble whose guess was judged; oracle: the best of all its guesses.
     """
 
     status: Literal["done", "failed"] = "done"
@@ -219,6 +228,7 @@ class TrialOutcome(Record):
     update_changed: bool | None = None
     client_seconds: Figure = None
     images: Pictures | None = None
+    certificate: Proof | None = None
     chosen: str | None = None
     oracle: Oracle | None = None
 
@@ -371,7 +381,7 @@ class Verdict(Record):
     threat: of the strongest attacker. because: the evidence. advice: what to do if nothing can be concluded, else "".
     victims: those that the conclusion rests on. below: "nothing-found" claims with 95 % confidence that fewer than this
     share of victims are reconstructed. worst_attack: the strongest attack. trial_id: its most leaking trial.
-    attackers: every attack by itself, the strongest first.
+    attackers: every attack by itself, the strongest first. certified: the attack proved it without the truth.
     """
 
     defense: str
@@ -385,6 +395,7 @@ class Verdict(Record):
     worst_attack: str | None = None
     trial_id: str | None = None
     attackers: tuple[AttackerVerdict, ...] = ()
+    certified: bool = False
 
 
 class Answer(Record):
