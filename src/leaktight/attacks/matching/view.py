@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leaktight.attacks.matching.batch_norm import sent_statistics
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
@@ -53,6 +54,9 @@ class View:
     unknowns: tensors to search for beside the images. One named like a buffer replaces that buffer; all of them are the
     state of the trainer's defense.
     annealed: buffers that fall exponentially from the first value to the second during the search.
+    slopes: (N, C), the derivatives of the loss by the outputs where they are known (`slopes.py`); the trainer's task
+    takes them in place of labels.
+    statistics: those of batch norm that the client's batch had, by the names of the running ones (`batch_norm.py`).
     """
 
     trainer: Trainer
@@ -64,6 +68,8 @@ class View:
     weights: Params = field(default_factory=dict)
     unknowns: Mapping[str, Unknown] = field(default_factory=dict)
     annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    slopes: Tensor | None = None
+    statistics: Params = field(default_factory=dict)
 
     def guess(
         self, images: Tensor, labels: Tensor, params: Params, buffers: Params, unknowns: Params | None = None
@@ -148,6 +154,7 @@ class Matched(ABC):
             buffers=cast({**frozen, **seen.broadcast.buffers}, precision),
             target=cast(seen.update.tensors, precision),
             notes=tuple(notes),
+            statistics=cast(sent_statistics(seen), precision),
         )
         if seen.update.kind == "gradient":
             return view
