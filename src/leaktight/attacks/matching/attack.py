@@ -28,6 +28,7 @@ from leaktight.attacks.labels.rules import Idlg, Joint
 from leaktight.attacks.matching.objectives import Cosine, Objective
 from leaktight.attacks.matching.orders import Order, candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
+from leaktight.attacks.matching.slopes import Slopes, with_slopes
 from leaktight.attacks.matching.sought import Pixels, Sought
 from leaktight.attacks.matching.spread import Parallel, Workload, choose
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
@@ -68,6 +69,8 @@ class Matching(Attack):
     sought: what the search moves in place of the examples: pixels, or a generator's latents or weights.
     iterations: of each restart. restarts: independent starts; the one with the lowest loss is the answer.
     consensus: weight of the term that pulls restarts towards their mean (GradInversion); needs 2 restarts.
+    slopes: the derivatives of the loss by the logits are those of the guess ("guessed"), or those that the gradient of
+    the last layer shows where it shows them ("observed"; `slopes.py`).
     keep: return the "best" iterate by the attack's own loss, or the "last".
     backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled).
     parallel: restarts as one traced function ("vmap"), in "processes", or one after another ("none"); "auto" takes vmap
@@ -89,6 +92,7 @@ class Matching(Attack):
     iterations: int = 4800
     restarts: int = 1
     consensus: float = 0.0
+    slopes: Slopes = "guessed"
     keep: Literal["best", "last"] = "best"
     backend: Backend = "fx"
     precision: Literal["float32", "float64"] = "float32"
@@ -154,7 +158,7 @@ class Matching(Attack):
         labels = None
         if isinstance(self.labels, LabelStrategy):
             labels = self.labels.infer(first, number, rng=rng.child("labels"))
-        shown = [self.view(each) for each in seen]
+        shown = [self._sloped(self.view(each), labels, several=len(seen) > 1) for each in seen]
         weights = self._weights(shown)
         views = [(weight, view, tuple(range(number))) for weight, view in zip(weights, shown, strict=True)]
         ordered = isinstance(self.labels, LabelStrategy) and self.labels.ordered
@@ -182,6 +186,13 @@ class Matching(Attack):
         found = run_all(_run, jobs, workers=workers if way == "processes" else 1)
         ranks = [each.search.best.rank() for each in found]
         return likely[ranks.index(min(ranks))]
+
+    def _sloped(self, view: View, labels: Tensor | None, *, several: bool) -> View:
+        """The view with the slopes of the loss, if they are to be observed; their order must be that of the labels."""
+        ordered = labels is not None and (not several or len(labels.unique()) == len(labels))
+        if self.slopes == "guessed" or self.objective is None or not ordered:
+            return view
+        return with_slopes(view, labels, scaled=self.objective.scale_free)
 
     def _weights(self, views: Sequence[View]) -> list[float]:
         """The weights of several updates, 1 on average."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from leaktight.attacks.matching.batch_norm import statistics_of
 from leaktight.core.errors import ModelError, UsageError, require_above, require_at_least
 from leaktight.core.types import Params
 from leaktight.models.source import require_choice
@@ -133,7 +134,7 @@ class GroupConsistency:
     """The distance of images from the consensus of several restarts: |x - consensus|_2 / (H W).
 
     Reference: Yin et al., See through Gradients, CVPR 2021.
-    Differs from the paper: the consensus is the tensor given (the mean over restarts), not a registered image.
+    Differs from the paper: restarts are registered by shifts (`registration.py`), not by a flow.
     """
 
     def penalty(self, images: Tensor, consensus: Tensor) -> Tensor:
@@ -141,42 +142,79 @@ class GroupConsistency:
         return _norm(images - consensus) / (height * width)
 
 
+BatchNormForm: TypeAlias = Literal["norms", "relative"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchNormStatistics:
-    """The distance of the batch's statistics from the running ones, summed over the batch-norm layers:
+    """The distance of the guess's statistics from known ones, over the batch-norm layers.
 
-    |mean - running mean|_2 + |variance - running variance|_2 of the layer's inputs, by channel, with biased variance.
+    Known are those of the client's batch where it sent its buffers, else the running ones, an estimate.
+    form: "norms", the sum of |mean - known|_2 + |variance - known|_2 of the layer's inputs, by channel;
+        "relative", the mean over layers and channels of (mean - known)^2 / variance + ((variance - known) / (2
+        variance))^2, with the known variance below the line, which no layer dominates.
     first_layer_weight: the factor of the layer that runs first, >= 0.
-    Reference: Yin et al., See through Gradients, CVPR 2021.
+    estimated: use the running statistics where none were sent; else the penalty is then zero.
+    Reference: Yin et al., See through Gradients, CVPR 2021, for "norms" with running statistics.
     """
 
+    form: BatchNormForm = "norms"
     first_layer_weight: float = 10.0
+    estimated: bool = True
 
     def __post_init__(self) -> None:
+        require_choice("form", self.form, _DEVIATIONS)
         require_at_least(0, first_layer_weight=self.first_layer_weight)
 
-    def penalty(self, inputs: Tensor, model: nn.Module, params: Params, buffers: Params) -> Tensor:
-        """The penalty, a 0-d tensor. buffers: with the running statistics. No argument is changed.
+    def penalty(
+        self, inputs: Tensor, model: nn.Module, params: Params, buffers: Params, sent: Params | None = None
+    ) -> Tensor:
+        """The penalty, a 0-d tensor. No argument is changed.
 
+        buffers: with the running statistics. sent: those of the client's batch, by the same names, variances unbiased.
         The model runs in its present mode; in training mode under `torch.func` it must come from `batch_statistics`.
         """
+        if not sent and not self.estimated:
+            return inputs.new_zeros(())
         entered = layer_inputs(model, params, buffers, inputs, (_BatchNorm,))
         if not entered:
             raise ModelError(
                 f"expected a model with batch norm, got {type(model).__name__} without; leave this penalty out"
             )
-        parts = [_deviation(values, name, buffers) for name, values in entered]
+        deviation, share = _DEVIATIONS[self.form], 1.0 if self.form == "norms" else 1 / len(entered)
+        parts = [share * deviation(values, *_known(values, name, buffers, sent or {})) for name, values in entered]
         return torch.stack([self.first_layer_weight * parts[0], *parts[1:]]).sum()
 
 
-def _deviation(values: Tensor, name: str, buffers: Params) -> Tensor:
-    """|mean - running mean|_2 + |variance - running variance|_2 of one layer's inputs (N, C, ...)."""
-    mean, variance = (buffers.get(f"{name}.{statistic}") for statistic in ("running_mean", "running_var"))
+def _known(values: Tensor, name: str, buffers: Params, sent: Params) -> tuple[Tensor, Tensor]:
+    """The known mean and biased variance of one layer's inputs (N, C, ...)."""
+    names = statistics_of(name)
+    mean, variance = (sent.get(each, buffers.get(each)) for each in names)
     if mean is None or variance is None:
         raise ModelError(f"expected running statistics of {name!r}, got none; leave the batch-norm penalty out")
-    rest = [dim for dim in range(values.ndim) if dim != 1]
-    spread, centre = torch.var_mean(values, rest, correction=0)
+    count = values.numel() // values.shape[1]
+    return mean, variance * ((count - 1) / count) if names.variance in sent else variance
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the biased variance of each channel."""
+    spread, centre = torch.var_mean(values, [dim for dim in range(values.ndim) if dim != 1], correction=0)
+    return centre, spread
+
+
+def _by_norms(values: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    centre, spread = _moments(values)
     return _norm(centre - mean) + _norm(spread - variance)
+
+
+def _by_scale(values: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    centre, spread = _moments(values)
+    scale = variance + _LEAST_VARIANCE
+    return ((centre - mean).square() / scale + ((spread - variance) / (2 * scale)).square()).mean()
+
+
+_DEVIATIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"norms": _by_norms, "relative": _by_scale}
+_LEAST_VARIANCE = 1e-5  # that of batch norm itself
 
 
 def _norm(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Joint
 from leaktight.attacks.matching.objectives import Objective
 from leaktight.attacks.matching.priors import BatchNormStatistics, GroupConsistency, ImagePrior
+from leaktight.attacks.matching.registration import registered
 from leaktight.attacks.matching.sought import SearchSpace
 from leaktight.attacks.matching.view import Evidence, taken
 from leaktight.attacks.optimizers.optimizer import Problem, Tree
@@ -59,7 +60,8 @@ class MatchingProblem(Problem):
         if self.objective is not None:
             for number, (weight, view, places) in enumerate(self.evidence.views):
                 tensors = constants["views"][number]
-                examples = taken(images, places), taken(labels, places)
+                targets = tensors["slopes"].get("slopes", taken(labels, places))
+                examples = taken(images, places), targets
                 sought = {name: variables[_unknown(number, name)] for name in view.unknowns}
                 buffers = view.buffers_at(share, tensors["buffers"])
                 guess = view.guess(*examples, tensors["params"], buffers, {**tensors["held"], **sought})
@@ -81,7 +83,9 @@ class MatchingProblem(Problem):
         _, view, _ = self.evidence.views[0]
         tensors = constants["views"][0]
         with mode_of(view.trainer.model, view.trainer.mode):
-            return prior.penalty(images, view.trainer.model, tensors["params"], tensors["buffers"])
+            return prior.penalty(
+                images, view.trainer.model, tensors["params"], tensors["buffers"], tensors["statistics"]
+            )
 
     def confined(self, variables: Tree) -> Tree:
         return self.space.confined(variables)
@@ -94,7 +98,7 @@ class MatchingProblem(Problem):
         return self.space.draw(self.rngs[0])
 
     def common(self, bests: Sequence[Tree], pull: float) -> Tree:
-        mean = torch.stack([self.images(each) for each in bests]).mean(0)
+        mean = registered(torch.stack([self.images(each) for each in bests])).mean(0)
         return {"consensus": mean, "pull": mean.new_tensor(pull)}
 
     def images(self, variables: Tree) -> Tensor:
@@ -121,6 +125,8 @@ def constants_of(evidence: Evidence, space: SearchSpace, objective: Objective | 
                 "buffers": dict(view.buffers),
                 "weights": dict(view.weights),
                 "held": dict(view.held),
+                "slopes": {} if view.slopes is None else {"slopes": view.slopes},
+                "statistics": dict(view.statistics),
                 "prepared": {}
                 if objective is None
                 else objective.prepare(view.weighted(view.target, view.weights), view.trainer.model, evidence.shape),

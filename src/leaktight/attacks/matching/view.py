@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leaktight.attacks.matching.batch_norm import sent_statistics
 from leaktight.core.errors import NotDisclosedError, UsageError, require_at_least
 from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
@@ -55,6 +56,9 @@ class View:
     held: further tensors of that state, which are known or assumed, by name.
     annealed: buffers that fall exponentially from the first value to the second during the search.
     orders: the most orders of the examples over the steps that are compared; 1: the order is that of `steps`.
+    slopes: (N, C), the derivatives of the loss by the outputs where they are known (`slopes.py`); the trainer's task
+    takes them in place of labels.
+    statistics: those of batch norm that the client's batch had, by the names of the running ones (`batch_norm.py`).
     """
 
     trainer: Trainer
@@ -68,6 +72,8 @@ class View:
     held: Params = field(default_factory=dict)
     annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     orders: int = 1
+    slopes: Tensor | None = None
+    statistics: Params = field(default_factory=dict)
 
     def guess(
         self, images: Tensor, labels: Tensor, params: Params, buffers: Params, unknowns: Params | None = None
@@ -154,6 +160,7 @@ class Matched(ABC):
             buffers=cast({**frozen, **seen.broadcast.buffers}, precision),
             target=cast(seen.update.tensors, precision),
             notes=tuple(notes),
+            statistics=cast(sent_statistics(seen), precision),
         )
         if seen.update.kind == "gradient":
             return view

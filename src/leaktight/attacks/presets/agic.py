@@ -16,8 +16,10 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.layer_weights import Weighting
 from leaktight.attacks.matching.objectives import LayerCosine
 from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.matching.slopes import Slopes
 from leaktight.attacks.matching.view import Evidence, OneBatch
 from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.optimizers.first_order import Decay
 from leaktight.attacks.presets.preset import LocalMatch, Preset
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.protocols import Progress
@@ -42,6 +44,8 @@ class Agic(Preset):
     iterations: int = 10000
     learning_rate: float = 0.025
     slope: Literal["plain", "sign", "soft_sign"] = "sign"
+    decay: Decay = "steps"
+    slopes: Slopes = "observed"
     total_variation: float = 4e-4
     beta: float = 50.0
     weighting: Weighting = "increase_linear"
@@ -63,8 +67,9 @@ class Agic(Preset):
             matched=OneBatch(scale="sum") if self.local == "one_batch" else shared.matched,
             objective=LayerCosine(weighting=self.weighting, beta=self.beta, relu_modifier=self.relu_modifier),
             labels=self.labels or Given(),
+            slopes=self.slopes,
             priors=((self.total_variation, TotalVariation()),),
-            optimizer=Adam(learning_rate=self.learning_rate, slope=self.slope, decay="steps"),
+            optimizer=Adam(learning_rate=self.learning_rate, slope=self.slope, decay=self.decay),
         )
 
     @property

@@ -8,7 +8,9 @@ from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
+from leaktight.attacks.matching.slopes import Slopes
 from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.optimizers.first_order import Decay
 from leaktight.attacks.presets.preset import Preset
 
 
@@ -22,12 +24,15 @@ class InvertingGradients(Preset):
     iterations: int = 4800
     learning_rate: float = 0.025
     total_variation: float = 4e-4
+    decay: Decay = "steps"
+    slopes: Slopes = "observed"
 
     def matching(self) -> Matching:
         return replace(
             self.shared(),
             objective=Cosine(),
             labels=self.labels or Given(),
+            slopes=self.slopes,
             priors=((self.total_variation, TotalVariation()),),
-            optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay="steps"),
+            optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay=self.decay),
         )
