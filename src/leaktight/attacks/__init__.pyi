@@ -6,9 +6,9 @@ from .exact.rgap import RGap as RGap
 from .generative.ggl import Ggl as Ggl
 from .generative.gias import Gias as Gias
 from .generative.grnn import Grnn as Grnn
-from .labels.rules import BiasCorrected as BiasCorrected
 from .labels.ilrg import Ilrg as Ilrg
 from .labels.public import PublicImages as PublicImages
+from .labels.rules import BiasCorrected as BiasCorrected
 from .labels.rules import Geng as Geng
 from .labels.rules import Given as Given
 from .labels.rules import Idlg as Idlg
@@ -21,6 +21,7 @@ from .presets.agic import Agic as Agic
 from .presets.cpl import Cpl as Cpl
 from .presets.csdlg import CsDlg as CsDlg
 from .presets.dlg import Dlg as Dlg
+from .presets.fedavg_epochs import FedAvgEpochs as FedAvgEpochs
 from .presets.glaus import Glaus as Glaus
 from .presets.gradinversion import GradInversion as GradInversion
 from .presets.idlg import IdlgAttack as IdlgAttack

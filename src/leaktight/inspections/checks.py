@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leaktight.attacks.labels.last_layer import HeadGradient, head_gradient
 from leaktight.attacks.labels.counts import step_effects
+from leaktight.attacks.labels.last_layer import HeadGradient, head_gradient
 from leaktight.core.errors import LeaktightError
 from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params
