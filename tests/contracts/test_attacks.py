@@ -32,6 +32,7 @@ from leaktight.attacks.presets.agic import Agic
 from leaktight.attacks.presets.cpl import Cpl
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
+from leaktight.attacks.presets.fedavg_epochs import FedAvgEpochs
 from leaktight.attacks.presets.glaus import Glaus
 from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.idlg import IdlgAttack
@@ -92,6 +93,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "idlg": (IdlgAttack(**ONE), smooth),
     "cpl": (Cpl(patch=4, **ONE), smooth),
     "csdlg": (CsDlg(**ONE), smooth),
+    "fedavg_epochs": (FedAvgEpochs(**ONE), smooth),
     "inverting_gradients": (InvertingGradients(restarts=2, **QUICK), smooth),
     "gradinversion": (GradInversion(batch_norm=0.0, **QUICK), smooth),
     "agic": (Agic(**QUICK), smooth),

@@ -23,6 +23,7 @@ from .presets.agic import Agic as Agic
 from .presets.cpl import Cpl as Cpl
 from .presets.csdlg import CsDlg as CsDlg
 from .presets.dlg import Dlg as Dlg
+from .presets.fedavg_epochs import FedAvgEpochs as FedAvgEpochs
 from .presets.glaus import Glaus as Glaus
 from .presets.gradinversion import GradInversion as GradInversion
 from .presets.idlg import IdlgAttack as IdlgAttack

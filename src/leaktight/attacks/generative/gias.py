@@ -70,7 +70,7 @@ class Gias(Preset):
 
     def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
         attack = self.matching()
-        evidence = attack.evidence(seen, rng=rng)
+        evidence = attack.settled(attack.evidence(seen, rng=rng), rng=rng)
         first = attack.search(evidence, rng=rng.child("latents"), progress=progress).search
 
         def later(iteration: int, loss: float, guess: Tensor | None) -> None:

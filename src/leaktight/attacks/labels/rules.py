@@ -150,7 +150,8 @@ def rule_for(seen: Observation) -> LabelStrategy | None:
         return None
     local = seen.local_training
     sgd = local is not None and local.optimizer == "sgd"
-    readable = head.bias is not None or (head.layer.bias is None and head.weight is not None)
+    biased = head.name_of("bias") in seen.broadcast.params
+    readable = (head.bias if biased else head.weight) is not None
     scaled = seen.update.kind == "gradient" or (sgd and seen.num_steps is not None)
     if readable and scaled and seen.public_data is not None and len(seen.public_data) > 1:
         return PublicImages()

@@ -55,10 +55,8 @@ def candidates(
     orders = list(islice(shape.all(), most + 1))
     if len(orders) == 1:
         return orders
-    if len(orders) <= most:
-        scores = {order: score(order) for order in orders}
-    else:
-        scores = _descended(shape, most, score, rng)
+    many = len(orders) > most
+    scores = _descended(shape, most, score, rng) if many else {order: score(order) for order in orders}
     return sorted(scores, key=lambda order: scores[order])
 
 

@@ -34,6 +34,24 @@ class ImagePrior(ABC):
         """How unlikely the images are, a 0-d tensor."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SameInEveryPart(ImagePrior):
+    """The squared distance between the mean images of equal parts of the batch, which does not depend on their order.
+
+    parts: how many, >= 1.
+    Reference: Dimitrov et al., Data Leakage in Federated Averaging, TMLR 2022 (the prior over epochs, with the mean).
+    """
+
+    parts: int
+
+    def __post_init__(self) -> None:
+        require_at_least(1, parts=self.parts)
+
+    def penalty(self, images: Tensor) -> Tensor:
+        means = images.reshape(self.parts, -1, *images.shape[1:]).mean(1)
+        return (means - means.mean(0)).square().mean()
+
+
 VariationForm: TypeAlias = Literal["absolute_mean", "squared", "isotropic", "double_opponent"]
 
 
