@@ -18,6 +18,7 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.adaptive.auto import Auto
+from leaktight.api.inspect import inspect
 from leaktight.attacks.labels.rules import rule_for
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images, Inputs
@@ -375,3 +376,26 @@ def test_true_images_come_from_a_picture_a_folder_or_arrays(tmp_path: Path) -> N
     assert arrays.labels.tolist() == [2, 1]
     with pytest.raises(DataError, match=r"expected 1x8x8 as in --shape, got 1x6x6"):
         read_truth(tmp_path / "folder", Images(1, 8, 8))
+
+
+@pytest.mark.parametrize(("attack", "word"), [("spear", "reconstructed"), ("cocktail_party", "cannot-conclude")])
+def test_only_a_proof_is_reconstructed_without_the_truth(tmp_path: Path, attack: str, word: str) -> None:
+    with global_seed(replayed(5)):
+        hidden = (nn.Linear(36, 60), nn.ReLU(), nn.Linear(60, 40), nn.ReLU())
+        model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(40, 4))
+        images = torch.rand(3, 1, 6, 6)
+    nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 3])).backward()
+    gradient = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+    summary = inspect(
+        model,
+        dict(model.state_dict()),
+        update=gradient,
+        kind="gradient",
+        shape=(1, 6, 6),
+        batch_size=3,
+        attacks=attack,
+        out=tmp_path / "run",
+    )
+    (verdict,) = summary.verdicts
+    assert (verdict.verdict, verdict.certified) == (word, word == "reconstructed")
+    assert ("(certified)" in (tmp_path / "run" / "report.html").read_text()) == verdict.certified

@@ -204,10 +204,9 @@ def print_verdicts(summary: Summary, console: Console) -> None:
         grid.add_column()
         for each in summary.verdicts:
             if each.track == track:
-                word = Text(
-                    f"{SYMBOLS[each.verdict]} {VERDICTS[each.verdict].lower()}{_certified(each)}",
-                    style=STYLES[each.verdict],
-                )
+                proven = " (certified)" if each.certified else ""
+                words = f"{SYMBOLS[each.verdict]} {VERDICTS[each.verdict].lower()}{proven}"
+                word = Text(words, style=STYLES[each.verdict])
                 grid.add_row(word, _strongest(each))
                 grid.add_row("", Text(f"{each.because} {each.advice}".strip(), style="dim"))
         if len(tracks) > 1:
@@ -320,7 +319,3 @@ def _spread(score: Score | None, form: str) -> str:
         return MISSING
     low, high = (shown(end, form) for end in score.ci95)
     return f"{shown(score.mean, form)} [{low}, {high}]"
-
-
-def _certified(verdict: object) -> str:
-    return " (certified)" if getattr(verdict, "certified", False) else ""

@@ -95,8 +95,8 @@ def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
             flag(
                 "no-truth",
                 "the true images are not known",
-                "nothing was scored; give --truth, or judge the pictures by eye",
-                "no score, no control, no verdict",
+                "nothing was scored; give --truth, or judge by a certificate or by eye",
+                "no score, no control",
             )
         )
     labels = inspection.true_labels

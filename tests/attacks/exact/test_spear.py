@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.attacks.scenes import draw, observe
@@ -11,18 +12,18 @@ from tests.seeds import replayed
 from leaktight.attacks.exact.cocktail_party import CocktailParty
 from leaktight.attacks.exact.linear_inversion import LinearInversion
 from leaktight.attacks.exact.spear import Spear
-from leaktight.config.catalogue import MODELS
 from leaktight.core.errors import ModelError
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits
 from leaktight.metrics.match import match
 from leaktight.models.initialise import build_model
+from leaktight.models.small import Mlp
 
 
-def scene(count: int, *, local: LocalTraining | None = None, **settings: object) -> tuple[Batch, Observation]:
+def scene(count: int, *, local: LocalTraining | None = None, **settings: Any) -> tuple[Batch, Observation]:
     data = Digits().load(Path())
-    model = build_model(MODELS["mlp"](**settings), data.inputs, data.num_classes, rng=replayed(1))
+    model = build_model(Mlp(**settings), data.inputs, data.num_classes, rng=replayed(1))
     batch = draw(data, count, seed=5)
     return batch, observe(model, batch, data.num_classes, local=local)
 

@@ -43,6 +43,7 @@ class CocktailParty(Attack):
 
     Assumes: one local step of plain gradient descent on one batch of fewer examples than the layer has units.
     Cannot: prove its guess. Unmixing is approximate: images show traces of each other, the more the larger the batch.
+    Behind convolutions it needs a ReLU after the layer; features before a sigmoid or tanh are not told apart.
     Reference: Kariyappa et al., Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using
     Independent Component Analysis, ICML 2023.
     Differs from it: sign and scale from the gradient of the bias instead of both signs and a rescaled range; features

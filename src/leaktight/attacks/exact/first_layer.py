@@ -78,4 +78,5 @@ def labels_of_inputs(seen: Observation, gradient: Gradient, inputs: Tensor) -> T
     weight = gradient.tensors.get(f"{name}.weight" if name else "weight")
     if weight is None:
         return torch.zeros(len(inputs), dtype=torch.long)
-    return (weight @ torch.linalg.pinv(layers[name].flatten(1))).argmin(0)
+    factors: Tensor = weight @ torch.linalg.pinv(layers[name].flatten(1))
+    return factors.argmin(0)

@@ -57,7 +57,8 @@ class Rows:
 
     def zeros(self, directions: Tensor) -> Tensor:
         """Which rows are orthogonal to each of the directions (k, b) but for noise: (k, m)."""
-        return self.missed(directions) <= _TOLERANCE
+        near: Tensor = self.missed(directions) <= _TOLERANCE
+        return near
 
     def orthogonal(self, direction: Tensor) -> tuple[Tensor, Tensor]:
         """The rows that a direction (b,) is orthogonal to, (m,), and all that are orthogonal to these rows: (b, r)."""
