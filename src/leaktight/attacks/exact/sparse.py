@@ -53,7 +53,8 @@ class Rows:
 
     def missed(self, directions: Tensor) -> Tensor:
         """The product of each of the directions (k, b) with each row, in units of its noise: (k, m)."""
-        return (directions @ self.values.T).abs() / ((directions @ self.map.T).norm(dim=1, keepdim=True) * self.noise)
+        noise: Tensor = (directions @ self.map.T).norm(dim=1, keepdim=True) * self.noise
+        return (directions @ self.values.T).abs() / noise
 
     def zeros(self, directions: Tensor) -> Tensor:
         """Which rows are orthogonal to each of the directions (k, b) but for noise: (k, m)."""
