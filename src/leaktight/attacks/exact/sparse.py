@@ -53,13 +53,12 @@ class Rows:
 
     def missed(self, directions: Tensor) -> Tensor:
         """The product of each of the directions (k, b) with each row, in units of its noise: (k, m)."""
-        noise: Tensor = (directions @ self.map.T).norm(dim=1, keepdim=True) * self.noise
-        return (directions @ self.values.T).abs() / noise
+        length: Tensor = (directions @ self.map.T).norm(dim=1, keepdim=True)
+        return (directions @ self.values.T).abs() / (length * self.noise)
 
     def zeros(self, directions: Tensor) -> Tensor:
         """Which rows are orthogonal to each of the directions (k, b) but for noise: (k, m)."""
-        near: Tensor = self.missed(directions) <= _TOLERANCE
-        return near
+        return self.missed(directions) <= _TOLERANCE
 
     def orthogonal(self, direction: Tensor) -> tuple[Tensor, Tensor]:
         """The rows that a direction (b,) is orthogonal to, (m,), and all that are orthogonal to these rows: (b, r)."""
