@@ -28,6 +28,7 @@ from leaktight.audits.trial import (
     ledger_of,
     oracle_of,
     picture_paths,
+    proof_of,
     threat_of,
     without_update,
 )
@@ -175,6 +176,7 @@ class TrialRunner:
             update_changed=self._changed(spec, federation, trace, victim),
             client_seconds=played.seconds,
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
+            certificate=proof_of(found[0]),
             chosen=found[0].notes.get("chosen"),
             oracle=oracle_of(found[0], truth, judged, metrics),
             **self._against_chance(spec, played, members, judged, found[0].labels),

@@ -26,7 +26,7 @@ from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
 from leaktight.metrics.spec import Extract
 from leaktight.models.surgery import final_linear, has_batch_norm, mode_of, representation
 from leaktight.report.words import counted
-from leaktight.results.schema import Ledger, MetricNote, Oracle, Threat, Trial, TrialHead, TrialOutcome, mean
+from leaktight.results.schema import Ledger, MetricNote, Oracle, Proof, Threat, Trial, TrialHead, TrialOutcome, mean
 
 Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
 """The outcome of a trial, and its pictures by their paths in the run's folder."""
@@ -129,6 +129,12 @@ def oracle_of(found: Reconstruction, truth: Batch, chosen: Judged, metrics: Buil
 
 def _number(score: float | None) -> float:
     return -math.inf if score is None else score
+
+
+def proof_of(found: Reconstruction) -> Proof | None:
+    """The certificate of a guess as results hold it."""
+    own = found.certificate
+    return None if own is None else Proof(proof=own.proof, figure=own.figure, needed=own.needed, holds=own.holds)
 
 
 def best_of(judged: Sequence[Judged]) -> Judged:

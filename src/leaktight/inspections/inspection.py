@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from leaktight.audits.plan import LABELS_FOUND, AttackEntry
-from leaktight.audits.trial import Attempted, Finished, attempt, judge, picture_paths, strip, threat_of, without_update
+from leaktight.audits.trial import (
+    Attempted,
+    Finished,
+    attempt,
+    judge,
+    picture_paths,
+    proof_of,
+    strip,
+    threat_of,
+    without_update,
+)
 from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
@@ -21,7 +31,7 @@ from leaktight.inspections.captured import Captured
 from leaktight.inspections.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
 from leaktight.models.surgery import has_batch_norm
-from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, Proof, TrialHead, TrialOutcome
+from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
 CAPTURED = "captured update"
@@ -127,7 +137,7 @@ class Inspection:
                 size=judged.size if judged else (height, width),
                 count=judged.count if judged else len(found.guess.inputs),
             ),
-            certificate=_proof(found),
+            certificate=proof_of(found),
         )
         if judged is None:
             return outcome, {guess_path: strip(found.guess.inputs)}
@@ -157,8 +167,3 @@ class Inspection:
             defense_known=False,
             assumed=(*self.assumed, *(str(note) for note in found.notes.get("assumed", ()))),
         )
-
-
-def _proof(found: Reconstruction) -> Proof | None:
-    own = found.certificate
-    return None if own is None else Proof(proof=own.proof, figure=own.figure, needed=own.needed, holds=own.holds)
