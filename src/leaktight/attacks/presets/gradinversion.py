@@ -35,8 +35,8 @@ _FORMS: Mapping[str, _Form] = {
         BatchNormStatistics(form="relative", first_layer_weight=1.0, estimated=False),
         "sign",
         0.1,
-        0.6,
-        0.03,
+        0.3,
+        1e-6,
     ),
     "paper": _Form("guessed", BatchNormStatistics(), "plain", 0.025, 4e-4, 1e-6),
 }
