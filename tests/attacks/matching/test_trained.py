@@ -48,7 +48,7 @@ def observed(
     with global_seed(replayed(3)):
         model = _Net(momentum)
     model.linear.weight.data.mul_(8)  # some examples are learned, some are not
-    model.norm.running_mean.data.fill_(0.3)
+    buffers_of(model)["norm.running_mean"].fill_(0.3)
     generator = replayed(1).public()
     truth = Batch(torch.rand((number, *SMALL.shape), generator=generator), torch.arange(number))
     params, buffers = parameters_of(model), buffers_of(model)

@@ -41,4 +41,5 @@ def _fitted(image: Tensor, reference: Tensor) -> Tensor:
 
 def _signed(size: int, like: Tensor) -> Tensor:
     """The shifts 0, 1, ..., -2, -1 in the order of a Fourier transform."""
-    return (torch.fft.fftfreq(size, device=like.device) * size).round().long()
+    shifts: Tensor = (torch.fft.fftfreq(size, device=like.device) * size).round().long()
+    return shifts

@@ -74,12 +74,13 @@ def slopes_of(gradients: list[Tensor], layer: list[Tensor], labels: Tensor) -> T
     With fewer examples than classes the gradient of the weight has the examples' features as its row space. So N x N
     numbers are sought, whose confidences give the same gradient.
     """
-    system = _System(*(each.numpy() for each in (*gradients, *layer)), labels.numpy())
+    (weight_grad, bias_grad), (weight, bias) = ([each.numpy() for each in pair] for pair in (gradients, layer))
+    system = _System(weight_grad, bias_grad, weight, bias, labels.numpy())
     if not system.scales.all() or not 0 < len(labels) < len(gradients[1]):
         return None
     if len(labels) == 1:
-        slopes = gradients[1][None]
-        return slopes if system.explains(slopes.numpy()) else None
+        only = gradients[1][None]
+        return only if system.explains(only.numpy()) else None
     found = [slopes for start in system.starts() if (slopes := system.solve(start)) is not None]
     if not found:
         return None
@@ -90,12 +91,14 @@ def slopes_of(gradients: list[Tensor], layer: list[Tensor], labels: Tensor) -> T
 class _System:
     """The equations of the features z (N, N) in the row space of the gradient of the weight."""
 
-    def __init__(self, weight_grad: Floats, bias_grad: Floats, weight: Floats, bias: Floats, labels: Floats) -> None:
+    def __init__(
+        self, weight_grad: Floats, bias_grad: Floats, weight: Floats, bias: Floats, labels: NDArray[np.int64]
+    ) -> None:
         self.number = len(labels)
         basis = np.linalg.svd(weight_grad, full_matrices=False)[2][: self.number]
         self.weight_grad, self.bias_grad = weight_grad @ basis.T, bias_grad
         self.weight, self.bias, self.basis, self.full = weight @ basis.T, bias, basis, weight
-        self.labels = np.asarray(labels, dtype=np.int64)
+        self.labels = labels
         self.one_hot = np.eye(len(bias))[self.labels]
         self.scales = np.array([np.linalg.norm(weight_grad), np.linalg.norm(bias_grad)])
 

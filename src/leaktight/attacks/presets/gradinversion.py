@@ -26,13 +26,19 @@ class _Form(NamedTuple):
     slope: Slope
     learning_rate: float
     total_variation: float
+    l2: float
 
 
 _FORMS: Mapping[str, _Form] = {
     "repaired": _Form(
-        "observed", BatchNormStatistics(form="relative", first_layer_weight=1.0, estimated=False), "sign", 0.1, 0.3
+        "observed",
+        BatchNormStatistics(form="relative", first_layer_weight=1.0, estimated=False),
+        "sign",
+        0.1,
+        0.3,
+        1e-6,
     ),
-    "paper": _Form("guessed", BatchNormStatistics(), "plain", 0.025, 4e-4),
+    "paper": _Form("guessed", BatchNormStatistics(), "plain", 0.025, 4e-4, 1e-6),
 }
 
 
@@ -43,7 +49,7 @@ class GradInversion(Preset):
     variant: "repaired", the cosine with the slopes of the loss as observed (`slopes.py`), the batch's own statistics
         where buffers were sent, signed steps; "paper", the squared distance, which has no say where a trained network's
         gradient is small, and running statistics where none were sent. The paper has 20 000 iterations.
-    learning_rate, total_variation: None, the variant's own. distance: the weight of the squared distance of "paper".
+    learning_rate, total_variation, l2: None, the variant's own. distance: weight of the squared distance of "paper".
     Reference: Yin et al. 2021, with the weights of a public reimplementation. Assumes: labels that are all different.
     Cannot: find images of a batch whose gradient others exceed by more than rounding lets through.
     """
@@ -54,7 +60,7 @@ class GradInversion(Preset):
     learning_rate: float | None = None
     distance: float = 1e-4
     total_variation: float | None = None
-    l2: float = 1e-6
+    l2: float | None = None
     batch_norm: float = 0.1
     consensus: float = 1e-2
     langevin: float = 0.01
@@ -73,7 +79,7 @@ class GradInversion(Preset):
             labels=self.labels or Yin(),
             priors=(
                 (_or(self.total_variation, form.total_variation), TotalVariation()),
-                (self.l2, L2Norm()),
+                (_or(self.l2, form.l2), L2Norm()),
                 *(((self.batch_norm, form.statistics),) if self.batch_norm else ()),
             ),
             optimizer=Adam(
