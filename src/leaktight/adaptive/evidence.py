@@ -76,9 +76,10 @@ def weigh(name: str, found: Reconstruction, seen: Sequence[Observation], *, know
     """The guess of an attack with its evidence. seen: what the attack was given.
 
     An attack that knows the defense has compared the update with what the defense makes of its guess; only it can.
-    Of more guesses than the update has examples the first are kept, as the judge does.
+    Of more guesses than the update has examples the first are kept, as the judge does; a proof knows their number.
     """
-    found = replace(found, guess=_cut(found.guess, seen[0].batch_size))
+    proven = found.certificate is not None and found.certificate.holds
+    found = replace(found, guess=_cut(found.guess, None if proven else seen[0].batch_size))
     entries = sum(int((tensor != 0).sum()) for each in seen for tensor in each.update.tensors.values())
     distance = float(found.notes["distance"]) if knows else residual(found, seen)
     return Candidate(name, found, distance if math.isfinite(distance) else math.inf, entries, knows)

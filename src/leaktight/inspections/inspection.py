@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from leaktight.audits.plan import LABELS_FOUND, AttackEntry
-from leaktight.audits.trial import Attempted, Finished, attempt, judge, picture_paths, strip, threat_of, without_update
+from leaktight.audits.trial import (
+    Attempted,
+    Finished,
+    attempt,
+    judge,
+    oracle_of,
+    picture_paths,
+    strip,
+    threat_of,
+    without_update,
+)
 from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
@@ -104,10 +114,11 @@ class Inspection:
         rng = Rng(self.seed).child("inspect", entry.name).detached()
         found = entry.value.reconstruct([self._shown(entry)], rng=rng)
         labels = self.true_labels
-        judged = None
+        judged = oracle = None
         if self.truth is not None:
             truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
             judged = judge(found.guess, truth, self.metrics)
+            oracle = oracle_of(found, truth, judged, self.metrics)
         ledger = self._ledger(entry, found)
         read = judged is not None and labels is not None and ledger.labels in LABELS_FOUND
         true_path, guess_path = picture_paths(name)
@@ -128,6 +139,8 @@ class Inspection:
                 count=judged.count if judged else len(found.guess.inputs),
             ),
             certificate=_proof(found),
+            chosen=found.notes.get("chosen"),
+            oracle=oracle,
         )
         if judged is None:
             return outcome, {guess_path: strip(found.guess.inputs)}
