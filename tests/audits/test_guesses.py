@@ -161,7 +161,7 @@ def test_a_guess_that_is_not_finite_makes_no_valid_trial(tmp_path: Path, value: 
 
 def test_the_oracle_does_not_prefer_a_guess_that_is_not_finite() -> None:
     truth, label = torch.rand(1, 1, 8, 8), torch.tensor([3])
-    metrics = build_metrics(["psnr"], Resources())
+    metrics = build_metrics(["psnr"], Resources(root=Path()))
     broken, whole = Batch(truth * torch.nan, label), Batch(1 - truth, label)
     found = Reconstruction(broken, 0.0, notes={"chosen": "a"}, others={"b": whole})
     oracle = oracle_of(found, Batch(truth, label), judge(broken, Batch(truth, label), metrics), metrics)
