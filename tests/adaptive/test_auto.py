@@ -115,6 +115,16 @@ def test_guesses_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert list(found.notes["left out"]) == ["a", "b"]
 
 
+def test_guesses_are_compared_on_all_rounds_also_those_of_attacks_that_read_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, last = play(Defense()), play(Defense(), seed=4)
+    members = with_members(monkeypatch, a=Made(guess=last.truth.inputs), b=Made(guess=first.truth.inputs))
+    found = members.reconstruct([first.seen, last.seen], rng=replayed(0))
+    assert min(found.notes["residuals"].values()) > EXPLAINED, "no guess explains both"
+    assert set(found.notes["residuals"]) == {"a", "b"}
+
+
 def test_of_too_many_guesses_those_are_weighed_that_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = play(Defense(), count=2)
     assert scene.seen.labels is not None

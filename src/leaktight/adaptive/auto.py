@@ -140,7 +140,7 @@ class Auto(Attack):
             given = seen if attack.joins_rounds else seen[-1:]
             try:
                 guess = attack.reconstruct(given, rng=rng.child("member", name), progress=progress)
-                weighed = weigh(name, guess, given, knows=isinstance(attack, Knowing))
+                weighed = weigh(name, guess, seen, knows=isinstance(attack, Knowing))
             except LeaktightError as error:
                 skipped[name] = str(error)
                 continue

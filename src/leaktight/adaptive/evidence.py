@@ -73,7 +73,7 @@ class Candidate:
 
 
 def weigh(name: str, found: Reconstruction, seen: Sequence[Observation], *, knows: bool = False) -> Candidate:
-    """The guess of an attack with its evidence. seen: what the attack was given.
+    """The guess of an attack with its evidence. seen: all that was seen, the same for every guess that is compared.
 
     An attack that knows the defense has compared the update with what the defense makes of its guess; only it can.
     Of more guesses than the update has examples the first are kept, as the judge does; a proof knows their number.
