@@ -154,7 +154,8 @@ class Auto(Attack):
             if weighed.settled:
                 break
         if not found:
-            reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+            same = {why: [name for name in skipped if skipped[name] == why] for why in skipped.values()}
+            reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in same.items())
             raise UsageError(f"expected an update that an attack can read, got none: {reasons}")
         return _answer(found, skipped, _labels(first, rng))
 
