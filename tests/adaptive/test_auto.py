@@ -87,7 +87,7 @@ def test_attacks_that_cannot_run_are_left_out_and_named(monkeypatch: pytest.Monk
     assert (found.notes["chosen"], found.notes["left out"]) == ("b", {"a": "expected a bias"})
     with pytest.raises(UsageError, match="a: expected a bias"):
         with_members(monkeypatch, a=broken).reconstruct([scene.seen], rng=replayed(0))
-    with pytest.raises(UsageError, match="got none: a, b: expected a bias$"):
+    with pytest.raises(UsageError, match=r"got none: a, b: expected a bias$"):
         with_members(monkeypatch, a=broken, b=broken).reconstruct([scene.seen], rng=replayed(0))
 
 
