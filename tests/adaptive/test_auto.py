@@ -87,6 +87,76 @@ def test_attacks_that_cannot_run_are_left_out_and_named(monkeypatch: pytest.Monk
     assert (found.notes["chosen"], found.notes["left out"]) == ("b", {"a": "expected a bias"})
     with pytest.raises(UsageError, match="a: expected a bias"):
         with_members(monkeypatch, a=broken).reconstruct([scene.seen], rng=replayed(0))
+    with pytest.raises(UsageError, match=r"got none: a, b: expected a bias$"):
+        with_members(monkeypatch, a=broken, b=broken).reconstruct([scene.seen], rng=replayed(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Made):
+    """An attack with a defect."""
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        raise TypeError("a defect")
+
+
+def test_a_defect_in_one_attack_does_not_end_the_others_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = play(Defense())
+    members = with_members(monkeypatch, a=Broken(guess=scene.truth.inputs), b=Made(guess=scene.truth.inputs))
+    with pytest.warns(UserWarning, match="without a, which failed: TypeError: a defect"):
+        found = members.reconstruct([scene.seen], rng=replayed(0))
+    assert (found.notes["chosen"], found.notes["left out"]) == ("b", {"a": "TypeError: a defect"})
+
+
+def test_guesses_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = play(Defense())
+    truth = scene.truth.inputs
+    members = with_members(monkeypatch, a=Made(guess=truth[:0]), b=Made(guess=truth[..., :4]), c=Made(guess=truth))
+    with pytest.warns(UserWarning, match="without b"):
+        found = members.reconstruct([scene.seen], rng=replayed(0))
+    assert found.notes["chosen"] == "c"
+    assert list(found.notes["left out"]) == ["a", "b"]
+
+
+def test_guesses_are_compared_on_all_rounds_also_those_of_attacks_that_read_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, last = play(Defense()), play(Defense(), seed=4)
+    members = with_members(monkeypatch, a=Made(guess=last.truth.inputs), b=Made(guess=first.truth.inputs))
+    found = members.reconstruct([first.seen, last.seen], rng=replayed(0))
+    assert min(found.notes["residuals"].values()) > EXPLAINED, "no guess explains both"
+    assert set(found.notes["residuals"]) == {"a", "b"}
+
+
+def test_of_too_many_guesses_those_are_weighed_that_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = play(Defense(), count=2)
+    assert scene.seen.labels is not None
+    surplus = replace(scene.seen, labels=scene.seen.labels.repeat(2))
+    guess = Made(guess=torch.cat([torch.rand_like(scene.truth.inputs), scene.truth.inputs]))
+    made = guess.reconstruct([surplus], rng=replayed(0))
+    found = weigh("x", made, [scene.seen])
+    assert len(found.found.guess) == 2
+    assert (
+        found.residual
+        == weigh("x", replace(made, guess=Batch(guess.guess[:2], scene.seen.labels)), [scene.seen]).residual
+    )
+
+
+def test_a_guess_that_is_not_finite_is_no_proof_and_comes_last() -> None:
+    grey = torch.full((1, 1, 8, 8), 0.5)
+    naive = candidate(0.5, grey)
+    broken = candidate(0.0, grey * torch.nan, knows=True)
+    proven = replace(broken, found=replace(broken.found, certificate=Certificate("signs", 1.0, 0.999)))
+    assert not proven.certified
+    assert choose([proven, broken, naive]) is naive
+    assert choose([candidate(float("inf"), grey, knows=True), naive]) is naive, "what fits is known of one only"
+
+
+def test_inferred_labels_are_not_those_that_are_disclosed() -> None:
+    scene = play(Defense())
+    wrong = replace(scene.seen, labels=(scene.truth.targets + 1) % 10)
+    found = Auto(budget="quick", labels="inferred", onednn=False).reconstruct([wrong], rng=replayed(0))
+    assert found.guess.targets.tolist() == scene.truth.targets.tolist()
+    assert found.notes["chosen"] == "rgap", "the first attack that is not told wrong labels ends it"
 
 
 def test_labels_are_read_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import leaktight
 from leaktight.api.leaderboard import Scene, add, submit, updates
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.results.card import Card, read_card, read_cards
 
 SETTINGS = ("audit.trials=2", "audit.metrics=[]", "audit.local.samples=1", "audit.local.batch_size=1")
@@ -99,6 +99,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return Here(tmp_path, monkeypatch, capsys)
 
 
+def test_an_inspection_is_no_run_of_a_leaderboard(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    gradient = {name: torch.ones_like(tensor) for name, tensor in model.named_parameters()}
+    asked = {"update": gradient, "kind": "gradient", "shape": (1, 4, 4), "attacks": "linear_inversion"}
+    leaktight.inspect(model, dict(model.state_dict()), **asked, out=tmp_path / "run")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is an inspection of one update; name the folder of an audit"):
+        add([tmp_path / "run"], tmp_path / "board")
+
+
 def test_updates_of_the_victims_are_fresh(board: Path, tmp_path: Path) -> None:
     file, card = card_of(board, "compression")
     first, again = updates(file, tmp_path / "a"), updates(file, tmp_path / "b")
@@ -143,6 +152,8 @@ def test_guesses_that_ignore_the_update_find_nothing(board: Path, tmp_path: Path
         ("t009", torch.zeros(1, 1, 8, 8), "expected guesses named as the victims, t000, t001"),
         ("t000", torch.zeros(1, 3, 8, 8), r"expected floats of shape \(N, 1, 8, 8\)"),
         ("t000", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "got torch.uint8"),
+        ("t000", torch.zeros(0, 1, 8, 8), "t000: expected at least one guess of finite pixels, got none"),
+        ("t000", torch.full((1, 1, 8, 8), torch.nan), "expected at least one guess of finite pixels, got NaN or inf"),
     ],
 )
 def test_bad_guesses_are_refused(board: Path, tmp_path: Path, name: str, guess: Tensor, message: str) -> None:
@@ -151,6 +162,14 @@ def test_bad_guesses_are_refused(board: Path, tmp_path: Path, name: str, guess: 
     safetensors.torch.save_file({name: guess}, guesses)
     with pytest.raises(UsageError, match=message):
         submit(file, guesses, attack="mine", by="me")
+    assert read_card(file) == before
+
+
+def test_a_file_without_guesses_is_refused(board: Path, tmp_path: Path) -> None:
+    file, before = card_of(board, "compression")
+    safetensors.torch.save_file({}, tmp_path / "none.safetensors")
+    with pytest.raises(LeaktightError, match=r"none\.safetensors"):
+        submit(file, tmp_path / "none.safetensors", attack="mine", by="me")
     assert read_card(file) == before
 
 

@@ -13,9 +13,11 @@ from tests.audits.scenes import small_experiment
 
 from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import AttackEntry, Experiment
+from leaktight.audits.trial import judge, oracle_of
 from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.metrics import Resources, build_metrics
 from leaktight.results.schema import Trial
 
 BLIND = (
@@ -155,3 +157,13 @@ def test_a_guess_that_is_not_finite_makes_no_valid_trial(tmp_path: Path, value: 
     (trial,) = trials_of(replace(experiment, attacks=(AttackEntry("shows", {}, Shows(value=value)),)), "shows")
     assert trial.error is None
     assert (trial.fault is None) is valid
+
+
+def test_the_oracle_does_not_prefer_a_guess_that_is_not_finite() -> None:
+    truth, label = torch.rand(1, 1, 8, 8), torch.tensor([3])
+    metrics = build_metrics(["psnr"], Resources(root=Path()))
+    broken, whole = Batch(truth * torch.nan, label), Batch(1 - truth, label)
+    found = Reconstruction(broken, 0.0, notes={"chosen": "a"}, others={"b": whole})
+    oracle = oracle_of(found, Batch(truth, label), judge(broken, Batch(truth, label), metrics), metrics)
+    assert oracle is not None
+    assert oracle.attack == "b"

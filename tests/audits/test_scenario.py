@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from leaktight.adaptive.auto import Auto
 from leaktight.api.runs import parse_workers
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.audit import build_experiment, build_tracks, complete, production_fact, scenario_facts
@@ -164,3 +165,20 @@ def test_a_file_has_a_production_track_if_it_says_so(tmp_path: Path) -> None:
     last = load_config(path).production
     assert last is not None
     assert last.audit == AuditSettings(attack_round=49), "the last round"
+
+
+def test_a_budget_of_auto_holds_for_both_tracks(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        '[[attack]]\nkind = "csdlg"\n[production.model]\ninit = "default"\n[production.attack]\nkind = "auto"\n'
+    )
+    config = complete(load_config(path), effort="quick", defenses_named=True)
+    assert config.production is not None
+    assert [each.budget for each in config.production.attacks if isinstance(each, Auto)] == ["quick"]
+
+
+def test_a_budget_without_auto_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text('[[attack]]\nkind = "csdlg"\n')
+    with pytest.raises(UsageError, match="expected the attack auto for the budget 'quick', got csdlg; add auto"):
+        complete(load_config(path), effort="quick", defenses_named=True)

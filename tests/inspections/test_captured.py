@@ -378,14 +378,34 @@ def test_true_images_come_from_a_picture_a_folder_or_arrays(tmp_path: Path) -> N
         read_truth(tmp_path / "folder", Images(1, 8, 8))
 
 
-@pytest.mark.parametrize(("attack", "word"), [("spear", "reconstructed"), ("cocktail_party", "cannot-conclude")])
-def test_only_a_proof_is_reconstructed_without_the_truth(tmp_path: Path, attack: str, word: str) -> None:
+def gradient_of_three() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """An MLP with ReLU and the gradient of three images."""
     with global_seed(replayed(5)):
         hidden = (nn.Linear(36, 60), nn.ReLU(), nn.Linear(60, 40), nn.ReLU())
         model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(40, 4))
         images = torch.rand(3, 1, 6, 6)
     nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 3])).backward()
-    gradient = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+    return model, {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+
+
+@pytest.mark.parametrize("number", [3, None])
+def test_without_an_attack_named_auto_proves_a_batch_and_says_which_attack_did(
+    tmp_path: Path, number: int | None
+) -> None:
+    model, gradient = gradient_of_three()
+    asked = {"update": gradient, "kind": "gradient", "shape": (1, 6, 6), "batch_size": number}
+    summary = inspect(model, dict(model.state_dict()), **asked, out=tmp_path / "run")  # type: ignore[arg-type]
+    assert summary.verdicts[0].certified
+    assert "normalisation-unstated" not in {each.code for each in summary.flags}, "there was no loss to fall"
+    cell = next(each for each in summary.cells if each.attack == "auto")
+    assert cell.labels is not None
+    assert sorted(cell.labels) == [0, 1, 3], "a proof knows how many examples there are"
+    assert dict(cell.chosen) == {"spear": 1}
+
+
+@pytest.mark.parametrize(("attack", "word"), [("spear", "reconstructed"), ("cocktail_party", "cannot-conclude")])
+def test_only_a_proof_is_reconstructed_without_the_truth(tmp_path: Path, attack: str, word: str) -> None:
+    model, gradient = gradient_of_three()
     summary = inspect(
         model,
         dict(model.state_dict()),

@@ -284,3 +284,15 @@ def test_a_captured_update_without_originals_shows_what_was_found_and_scores_not
         for by, index in ((" by csdlg", 1), ("", 1), ("", 2))
     ]
     assert "PSNR" not in page.text("main")
+
+
+def test_what_an_ensemble_chose_is_apart_from_what_the_truth_would_choose(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run").add_all()
+    assert "Ensembles" not in Page(write_report(made.path).read_text()).text("numbers")
+    content = made.content()
+    content["cells"][0] |= {"chosen": {"dlg": 4, HOSTILE: 1}, "oracle": {"psnr": 98.7}}
+    (made.path / "summary.json").write_text(json.dumps(content))
+    page = Page(write_report(made.path).read_text())
+    assert page.faults == []
+    assert f"dlg 4, {HOSTILE} 1" in page.text("numbers")
+    assert "98.7 dB" in page.text("numbers").split("if the truth had chosen")[1]

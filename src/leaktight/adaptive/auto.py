@@ -7,6 +7,7 @@ rounding. Otherwise the answer is chosen by what the attacker itself can compute
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeAlias, TypeVar
@@ -130,23 +131,31 @@ class Auto(Attack):
         self, seen: Sequence[Observation], adaptation: Adaptation | None, *, rng: Rng, progress: Progress | None
     ) -> Reconstruction:
         """Run the ensemble, with this adaptation if the defense is known."""
-        first = require_seen(self, seen)
+        require_seen(self, seen)
+        seen = [replace(each, labels=None) for each in seen] if self.labels == "inferred" else seen
+        first = seen[0]
         found: list[Candidate] = []
         skipped: dict[str, str] = {}
         for name, attack in self._members(first, adaptation):
             given = seen if attack.joins_rounds else seen[-1:]
             try:
                 guess = attack.reconstruct(given, rng=rng.child("member", name), progress=progress)
+                weighed = weigh(name, guess, seen, knows=isinstance(attack, Knowing))
             except LeaktightError as error:
                 skipped[name] = str(error)
                 continue
-            if not attack.searches:
-                guess = replace(guess, first_loss=None)  # there is no search whose loss could fall
-            found.append(weigh(name, guess, given, knows=isinstance(attack, Knowing)))
-            if found[-1].settled:
+            except Exception as error:  # a defect in one attack must not end the others
+                skipped[name] = f"{type(error).__name__}: {error}"
+                warnings.warn(f"auto went on without {name}, which failed: {skipped[name]}", stacklevel=2)
+                continue
+            if not attack.searches:  # there is no search whose loss could fall
+                weighed = replace(weighed, found=replace(weighed.found, first_loss=None))
+            found.append(weighed)
+            if weighed.settled:
                 break
         if not found:
-            reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+            same = {why: [name for name in skipped if skipped[name] == why] for why in skipped.values()}
+            reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in same.items())
             raise UsageError(f"expected an update that an attack can read, got none: {reasons}")
         return _answer(found, skipped, _labels(first, rng))
 
@@ -231,4 +240,7 @@ def _labels(seen: Observation, rng: Rng) -> Tensor | None:
     try:
         return rule.infer(blind, seen.batch_size, rng=rng.child("labels"))
     except LeaktightError:
+        return None
+    except Exception as error:  # a defect in the rule must not lose the guess
+        warnings.warn(f"auto read no labels: {type(error).__name__}: {error}", stacklevel=2)
         return None

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from leaktight.adaptive.knowing import update_of
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.view import OneBatch, Simulation
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.types import Batch, Observation, Reconstruction
 
 _COSINE = Cosine()
@@ -43,7 +44,7 @@ class Candidate:
     @property
     def certified(self) -> bool:
         certificate = self.found.certificate
-        return certificate is not None and certificate.holds
+        return certificate is not None and certificate.holds and _finite(self.found.guess)
 
     @property
     def settled(self) -> bool:
@@ -62,16 +63,23 @@ class Candidate:
         return self.entries / 2 * math.log(max(self.residual, _ROUNDING)) + rough
 
     @property
-    def rank(self) -> tuple[bool, bool, float]:
-        """Smaller is better: proven guesses, then those of attacks that know the defense, then by surprise."""
-        return not self.certified, not self.knows, self.surprise
+    def rank(self) -> tuple[bool, bool, bool, bool, float]:
+        """Smaller is better: proven guesses, then those of attacks that know the defense, then by surprise.
+
+        Guesses without a residual come after those that have one, and those that are not finite last.
+        """
+        unknown = not math.isfinite(self.residual)
+        return not self.certified, not _finite(self.found.guess), unknown, not self.knows, self.surprise
 
 
 def weigh(name: str, found: Reconstruction, seen: Sequence[Observation], *, knows: bool = False) -> Candidate:
-    """The guess of an attack with its evidence. seen: what the attack was given.
+    """The guess of an attack with its evidence. seen: all that was seen, the same for every guess that is compared.
 
     An attack that knows the defense has compared the update with what the defense makes of its guess; only it can.
+    Of more guesses than the update has examples the first are kept, as the judge does; a proof knows their number.
     """
+    proven = found.certificate is not None and found.certificate.holds
+    found = replace(found, guess=_cut(found.guess, None if proven else seen[0].batch_size))
     entries = sum(int((tensor != 0).sum()) for each in seen for tensor in each.update.tensors.values())
     distance = float(found.notes["distance"]) if knows else residual(found, seen)
     return Candidate(name, found, distance if math.isfinite(distance) else math.inf, entries, knows)
@@ -85,7 +93,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
 def residual(found: Reconstruction, seen: Sequence[Observation]) -> float:
     """The mean over what was seen of 1 - cosine between an update and that of the guess; infinite if unknown."""
     guess = found.guess
-    if not bool(torch.isfinite(guess.inputs).all()):
+    if not _finite(guess):
         return math.inf
     try:
         distances = [_distance(guess, each) for each in seen]
@@ -99,10 +107,19 @@ def _distance(guess: Batch, seen: Observation) -> float:
         objective=_COSINE, matched=OneBatch() if seen.num_steps is None else Simulation(), precision="float64"
     )
     view = attack.view(replace(seen, batch_size=len(guess)))
-    inputs = guess.inputs.to(view.precision)
-    update = view.guess(inputs, guess.targets, view.params, view.buffers)
+    update = update_of(view, guess)
     prepared = _COSINE.prepare(view.target, view.trainer.model, seen.inputs.shape)
     return float(_COSINE.loss(update, prepared))
+
+
+def _finite(guess: Batch) -> bool:
+    return bool(torch.isfinite(guess.inputs).all())
+
+
+def _cut(guess: Batch, number: int | None) -> Batch:
+    if not len(guess):
+        raise UsageError("expected at least one guess, got none")
+    return guess if number is None else Batch(guess.inputs[:number], guess.targets[:number])
 
 
 def roughness(inputs: Tensor) -> float:

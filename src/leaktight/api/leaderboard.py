@@ -172,6 +172,9 @@ class Scene:
                 f"{place}: expected floats of shape (N, {', '.join(map(str, shape))}) in [0, 1], got {guess.dtype} of "
                 f"{tuple(guess.shape)}; convert them"
             )
+        if not len(guess) or not bool(torch.isfinite(guess).all()):
+            got = "NaN or infinity" if len(guess) else "none"
+            raise UsageError(f"{place}: expected at least one guess of finite pixels, got {got}; leave the victim out")
         return guess.float().clamp(0, 1)
 
     def judged(self, place: str, handed: Handed, attack: str, *, adaptive: bool) -> list[Trial]:

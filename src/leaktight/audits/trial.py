@@ -128,7 +128,7 @@ def oracle_of(found: Reconstruction, truth: Batch, chosen: Judged, metrics: Buil
 
 
 def _number(score: float | None) -> float:
-    return -math.inf if score is None else score
+    return -math.inf if score is None or math.isnan(score) else score
 
 
 def proof_of(found: Reconstruction) -> Proof | None:

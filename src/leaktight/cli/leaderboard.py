@@ -56,9 +56,10 @@ def add(
     Example: leaktight leaderboard add runs/audit-001
     """
     from leaktight.api.leaderboard import add as add_runs
+    from leaktight.report.words import counted
 
     files = add_runs(runs, to)
-    typer.echo(f"{len(files)} cards written to {to}")
+    typer.echo(f"{counted(len(set(files)), 'card')} written to {to}")
 
 
 @app.command()

@@ -57,11 +57,19 @@ def complete(
 
 
 def _trying(config: Config, effort: Budget) -> Config:
-    """The config with this budget for the attack `auto`; an error if it has no such attack."""
-    if not any(isinstance(each, Auto) for each in config.attacks):
-        raise UsageError(f"the budget {effort!r} is one of the attack auto, got other attacks; add auto")
-    attacks = tuple(replace(each, budget=effort) if isinstance(each, Auto) else each for each in config.attacks)
-    return replace(config, attacks=attacks)
+    """The config with this budget for the attack `auto`, in both tracks; an error if it has no such attack."""
+    tracks = [config] if config.production is None else [config, config.production]
+    if not any(isinstance(each, Auto) for track in tracks for each in track.attacks):
+        names = listed(_names([each for each in config.attacks if not isinstance(each, CONTROLS)]))
+        raise UsageError(f"expected the attack auto for the budget {effort!r}, got {names}; add auto, or give minutes")
+    own, *others = [
+        replace(
+            track,
+            attacks=tuple(replace(each, budget=effort) if isinstance(each, Auto) else each for each in track.attacks),
+        )
+        for track in tracks
+    ]
+    return replace(own, production=others[0] if others else None)
 
 
 def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool) -> Config:

@@ -16,6 +16,7 @@ from leaktight.audits.trial import (
     Finished,
     attempt,
     judge,
+    oracle_of,
     picture_paths,
     proof_of,
     strip,
@@ -114,10 +115,11 @@ class Inspection:
         rng = Rng(self.seed).child("inspect", entry.name).detached()
         found = entry.value.reconstruct([self._shown(entry)], rng=rng)
         labels = self.true_labels
-        judged = None
+        judged = oracle = None
         if self.truth is not None:
             truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
             judged = judge(found.guess, truth, self.metrics)
+            oracle = oracle_of(found, truth, judged, self.metrics)
         ledger = self._ledger(entry, found)
         read = judged is not None and labels is not None and ledger.labels in LABELS_FOUND
         true_path, guess_path = picture_paths(name)
@@ -138,6 +140,8 @@ class Inspection:
                 count=judged.count if judged else len(found.guess.inputs),
             ),
             certificate=proof_of(found),
+            chosen=found.notes.get("chosen"),
+            oracle=oracle,
         )
         if judged is None:
             return outcome, {guess_path: strip(found.guess.inputs)}

@@ -104,7 +104,7 @@ def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
         wrong = check_truth(inspection.captured, Batch(inspection.truth.images, labels))
         found += [] if wrong is None else [wrong]
     best = min(map(_rank, cells), default=1.0)
-    if best > WELL_FALLEN and not _normalises(inspection.captured):
+    if best > WELL_FALLEN and not any(map(_proven, cells)) and not _normalises(inspection.captured):
         found.append(
             flag(
                 "normalisation-unstated",
@@ -133,7 +133,7 @@ def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
     attacks = [cell for cell in cells if cell.role == "attack"]
     valid = [cell for cell in attacks if cell.valid]
     best = min(valid or attacks, key=_rank)
-    proven = [cell for cell in valid if (own := cell.done[0].certificate) is not None and own.holds]
+    proven = [cell for cell in valid if _proven(cell)]
     word: Word = "cannot-conclude"
     if not valid:
         because = f"no trial is valid: {listed(f'{cell.attack}: {faults(cell)}' for cell in attacks)}."
@@ -197,6 +197,12 @@ def _scored(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]
         f"{failure}. One update does not show whether a defense, a weak attack or a wrong setting is the reason: see "
         "the flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
     )
+
+
+def _proven(cell: CellTrials) -> bool:
+    """Whether an attack proved its guess."""
+    own = cell.done[0].certificate if cell.done else None
+    return own is not None and own.holds
 
 
 def _rank(cell: CellTrials) -> float:

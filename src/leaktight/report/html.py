@@ -118,6 +118,7 @@ def _environment() -> jinja2.Environment:
         victims=judgements.victims_words,
         claim=judgements.claim_words,
         chance=judgements.chance_words,
+        chosen=judgements.chosen_words,
         metric=words.metric_words,
         symbol=lambda level: words.SYMBOLS.get(level, "·"),
     )

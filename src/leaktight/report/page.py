@@ -83,6 +83,11 @@ class Part:
         cells = [entry.cell for _, entries in self.matrix for entry in entries if entry.cell]
         return any(cell.identification or cell.label_reading for cell in cells)
 
+    @property
+    def ensembles(self) -> tuple[Cell, ...]:
+        """The cells of attacks that chose between the guesses of others."""
+        return tuple(entry.cell for _, entries in self.matrix for entry in entries if entry.cell and entry.cell.chosen)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Page:

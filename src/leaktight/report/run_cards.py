@@ -30,6 +30,8 @@ def cards_of_run(folder: Path) -> list[Card]:
     if found.differences:
         raise UsageError(f"{folder} was changed after it was written: {found.differences[0]}; run it again")
     run = load_run(folder)
+    if "inspect" in tomllib.loads(run.config):
+        raise UsageError(f"{folder} is an inspection of one update; name the folder of an audit or a trade-off")
     if not any(cell.role == "attack" for cell in run.summary.cells) or not run.summary.verdicts:
         raise UsageError(f"{folder} has no verdicts of attacks on defenses; name the folder of an audit or a trade-off")
     tried = {(each.track, each.defense) for each in run.trials if each.role == "attack" and each.status == "done"}
