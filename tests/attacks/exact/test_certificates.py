@@ -110,6 +110,14 @@ def test_what_training_does_to_the_inputs_is_not_certified(before: nn.Module, co
 
 
 @pytest.mark.parametrize("count", ATTACKS)
+def test_images_that_were_normalised_outside_are_not_certified(count: int) -> None:
+    truth = draw(DATA, count, seed=5)
+    for mean, std in ((0.5, 0.5), (0.1307, 0.3081)):
+        used = Batch((truth.inputs - mean) / std, truth.targets)
+        assert claims(ATTACKS[count], observe(network(), used, DATA.num_classes), truth) == (False, False)
+
+
+@pytest.mark.parametrize("count", ATTACKS)
 def test_the_same_in_evaluation_is_certified(count: int) -> None:
     truth = draw(DATA, count, seed=5)
     for before in (nn.Dropout(0.3), nn.BatchNorm2d(1)):
