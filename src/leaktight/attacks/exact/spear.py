@@ -69,7 +69,7 @@ class Spear(Attack):
             raise ModelError(
                 f"expected pixels before {first.name!r} and a ReLU behind it, got other layers; use cocktail_party"
             )
-        mixed = Mixed.of(first)
+        mixed = Mixed.of(first, one.batch_size)
         history: list[tuple[int, float]] = []
 
         def tell(turn: int, loss: float) -> None:
@@ -109,7 +109,8 @@ class Mixed:
     bias: Tensor
 
     @classmethod
-    def of(cls, first: FirstLayer) -> Mixed:
+    def of(cls, first: FirstLayer, most: int | None = None) -> Mixed:
+        """most: the number of examples, if it is known; a higher rank is that of a defense or of several steps."""
         _, sizes, turn = torch.linalg.svd(first.weight_gradient, full_matrices=False)
         rank = rank_of(sizes)
         if rank == len(sizes):
@@ -117,6 +118,7 @@ class Mixed:
                 f"expected fewer examples than units and inputs of {first.name!r}, {len(sizes)}, got as many or more, "
                 "or noise; use a search"
             )
+        rank = rank if most is None else min(rank, most)
         right = turn[:rank]
         left = first.weight_gradient @ right.T
         rest = (first.weight_gradient - left @ right).norm(dim=1) / (right.shape[1] - rank) ** 0.5
