@@ -39,9 +39,9 @@ class Spear(Attack):
 
     Assumes: one local step of plain gradient descent on one batch of fewer examples than the layer has units and
     inputs; several units for each example.
-    Cannot: find examples whose gradient is zero; two equal examples count as one. Prove a batch after several
-    steps, or where dropout makes gradients random. Before the last layer of a network
-    for two classes differences of columns are as sparse as columns, and it mostly fails.
+    Cannot: find examples whose gradient is zero; two equal examples count as one; prove a batch after several steps, or
+    where dropout makes gradients random. Before the last layer of a network for two classes differences of columns are
+    as sparse as columns, and it mostly fails.
     Reference: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024.
     Differs from it: instead of sampling sets of rows, directions are found by reweighted least squares, and mixtures of
     columns with common zeros are taken apart; so the time does not grow as 2 to the number of examples.
