@@ -178,7 +178,7 @@ def test_a_right_guess_is_certified_still(count: int, change: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 4, 6])
 def test_the_share_of_signs_is_that_of_the_definition(count: int) -> None:
-    """Z and D from the guess and the gradient alone: D = G X^+, zero below a millionth."""
+    """Z and D from the guess and the gradient alone: D = G X^+, zero below 1e-4 of the largest."""
     truth, model = draw(DATA, count, seed=count), network()
     seen = observe(model, truth, DATA.num_classes)
     found = Spear().reconstruct([seen], rng=replayed(0))
