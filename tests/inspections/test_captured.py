@@ -419,3 +419,31 @@ def test_only_a_proof_is_reconstructed_without_the_truth(tmp_path: Path, attack:
     (verdict,) = summary.verdicts
     assert (verdict.verdict, verdict.certified) == (word, word == "reconstructed")
     assert ("(certified)" in (tmp_path / "run" / "report.html").read_text()) == verdict.certified
+
+
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_a_truth_that_contradicts_a_proof_is_flagged(tmp_path: Path, right: int) -> None:
+    with global_seed(replayed(5)):
+        layers = (nn.Linear(144, 60), nn.ReLU(), nn.Linear(60, 40), nn.ReLU(), nn.Linear(40, 4))
+        model = nn.Sequential(nn.Flatten(), *layers)
+        images, others = torch.rand(2, 3, 1, 12, 12)
+    nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 3])).backward()
+    given = torch.cat([images[:right], others[right:]])
+    np.savez(tmp_path / "truth.npz", images=given.numpy())
+    summary = inspect(
+        model,
+        dict(model.state_dict()),
+        update={name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None},
+        kind="gradient",
+        shape=(1, 12, 12),
+        batch_size=3,
+        attacks="spear",
+        truth=tmp_path / "truth.npz",
+        out=tmp_path / "run",
+    )
+    (verdict,) = summary.verdicts
+    codes = {flag.code for flag in summary.flags}
+    assert verdict.verdict == ("reconstructed" if right else "cannot-conclude")
+    assert verdict.certified == (right == 3)
+    assert ("truth-contradicts-proof" in codes) == (right < 3)
+    assert "normalisation-unstated" not in codes

@@ -18,6 +18,7 @@ from leaktight.defenses.adadefense import CODE_SCALE, AdaDefense
 
 _ROUNDING = 0.35  # standard error of a stand-in after all roundings on its way, in units of the last place of 1
 _SMALL = 0.01  # entries of less than a tenth of the root mean square have errors of that size
+_ALIKE = 1e-5  # relative; two branches of yogi have nearly the same solution where epsilon outweighs the gradient
 _CLEAR = 0.25  # a guess tells two solutions apart if it is nearer to one than this share of their distance
 
 
@@ -161,7 +162,7 @@ def _solutions(
         right = root.isfinite() & ((again - stand_in).abs() <= 1e-6 * stand_in.abs() + 1e-18)
         new = right.clone()
         for known in roots:
-            new &= ~((root - known).abs() <= 1e-9 * root.abs())
+            new &= ~((root - known).abs() <= _ALIKE * root.abs())
         roots.append(root.where(new, math.nan))
         spreads.append(spread.nan_to_num(math.inf).where(new, math.inf))
     order = torch.stack(roots).abs().nan_to_num(math.inf).argsort(0)[:2]

@@ -38,6 +38,7 @@ from leaktight.results.store import open_store
 from leaktight.runtime.executor import Executor
 
 WELL_FALLEN = 0.1
+DENIED = 30.0
 UNLIKELY = 0.05
 _SHARED_CHECKS = frozenset({"loss-did-not-fall", "not-finite", "trials-failed"})
 
@@ -103,8 +104,18 @@ def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
     if inspection.truth is not None and labels is not None:
         wrong = check_truth(inspection.captured, Batch(inspection.truth.images, labels))
         found += [] if wrong is None else [wrong]
+    proven = _proven(cells)
+    if denied := [cell.attack for cell in proven if _denied(cell)]:
+        found.append(
+            flag(
+                "truth-contradicts-proof",
+                f"an attack proves its guess from the update alone, but a true image is below {DENIED:g} dB",
+                "these are probably not the client's images, or not as the client used them: check --truth",
+                f"proven by {listed(denied)}",
+            )
+        )
     best = min(map(_rank, cells), default=1.0)
-    if best > WELL_FALLEN and not any(map(_proven, cells)) and not _normalises(inspection.captured):
+    if best > WELL_FALLEN and not proven and not _normalises(inspection.captured):
         found.append(
             flag(
                 "normalisation-unstated",
@@ -133,7 +144,7 @@ def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
     attacks = [cell for cell in cells if cell.role == "attack"]
     valid = [cell for cell in attacks if cell.valid]
     best = min(valid or attacks, key=_rank)
-    proven = [cell for cell in valid if _proven(cell)]
+    proven = _proven(cells)
     word: Word = "cannot-conclude"
     if not valid:
         because = f"no trial is valid: {listed(f'{cell.attack}: {faults(cell)}' for cell in attacks)}."
@@ -151,8 +162,19 @@ def _verdict(inspection: Inspection, cells: Sequence[CellTrials]) -> Verdict:
         because=because,
         worst_attack=best.attack,
         trial_id=best.trials[0].id,
-        certified=word == "reconstructed" and best in proven,
+        certified=word == "reconstructed" and best in proven and not _denied(best),
     )
+
+
+def _proven(cells: Sequence[CellTrials]) -> list[CellTrials]:
+    """Those of attacks whose certificate holds."""
+    valid = (cell for cell in cells if cell.role == "attack" and cell.valid)
+    return [cell for cell in valid if (own := cell.done[0].certificate) is not None and own.holds]
+
+
+def _denied(cell: CellTrials) -> bool:
+    """Whether a true image is another than the one guessed."""
+    return any(score is not None and score < DENIED for score in cell.done[0].scores.get("psnr") or ())
 
 
 def _certified(cell: CellTrials) -> str:
@@ -197,12 +219,6 @@ def _scored(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials]
         f"{failure}. One update does not show whether a defense, a weak attack or a wrong setting is the reason: see "
         "the flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
     )
-
-
-def _proven(cell: CellTrials) -> bool:
-    """Whether an attack proved its guess."""
-    own = cell.done[0].certificate if cell.done else None
-    return own is not None and own.holds
 
 
 def _rank(cell: CellTrials) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.protocols import Attack, require_seen
-from leaktight.core.tensors import first_non_finite
-from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.core.tensors import cloned, first_non_finite
+from leaktight.core.types import Batch, Mode, Observation, Reconstruction
 from leaktight.models.surgery import CONVOLUTIONS, layer_inputs, mode_of
 
 LAYERS = (*CONVOLUTIONS, nn.Linear)
@@ -82,10 +82,11 @@ def entrance(seen: Observation) -> Entrance:
     return found
 
 
-def entered(seen: Observation, images: Tensor) -> dict[str, Tensor]:
+def entered(seen: Observation, images: Tensor, mode: Mode = "eval") -> dict[str, Tensor]:
     """The input of each convolution and linear layer by name, in the order in which they run, in float64."""
-    with torch.no_grad(), mode_of(seen.model, "eval"):
-        found = dict(layer_inputs(seen.model, precise(seen), {}, images.double(), LAYERS))
+    tensors = cloned(precise(seen))  # batch norm may write to its statistics
+    with torch.no_grad(), mode_of(seen.model, mode), torch.random.fork_rng(devices=[]):
+        found = dict(layer_inputs(seen.model, tensors, {}, images.double(), LAYERS))
     if not found:
         raise ModelError("expected a model with a convolution or a linear layer, got none; choose another model")
     return found

@@ -71,7 +71,7 @@ class CocktailParty(Attack):
         one = only(self, seen)
         gradient = gradient_of(one)
         first = first_linear(one, gradient)
-        mixed = Mixed.of(first)
+        mixed = Mixed.of(first, one.batch_size)
         history: list[tuple[int, float]] = []
 
         def tell(iteration: int, loss: float) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.attacks.exact.analytic import Entrance, Gradient, answer, entrance, gradient_of, only
+from leaktight.attacks.exact.first_layer import confirmed
 from leaktight.core.errors import ModelError, UsageError, require_at_least
 from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
@@ -67,7 +68,10 @@ class LinearInversion(Attack):
             progress(0, loss, None)
         made = answer(first.pixels(inside), labels, loss, {"assumed": list(gradient.notes)})
         one_input = one.batch_size == 1 and int((bias != 0).sum()) > 1
-        return replace(made, certificate=Certificate(_PROOF, 1 - loss, _PROVEN) if one_input else None)
+        if not one_input:
+            return made
+        figure = min(1 - loss, confirmed(one, gradient, first.name, made.guess))
+        return replace(made, certificate=Certificate(_PROOF, figure, _PROVEN))
 
     def _several(self, seen: Observation, first: Entrance, gradient: Gradient) -> tuple[Tensor, Tensor, float]:
         """The inputs of the only layer (N, F), the labels (N,), and the relative error of their gradient."""

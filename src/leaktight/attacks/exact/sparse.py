@@ -41,6 +41,7 @@ class Rows:
     def of(cls, left: Tensor, noise: Tensor) -> Rows:
         """left: U, (all rows, b). noise: (all rows,), the expected error of an entry of each."""
         live = left.norm(dim=1) > (_TOLERANCE * noise).clamp_min(1e-9 * float(left.norm(dim=1).max()))
+        live = live if int(live.sum()) >= left.shape[1] else torch.ones_like(live)  # all are noise
         map = torch.eye(left.shape[1], dtype=left.dtype)
         values, size = left[live], torch.ones(int(live.sum()), dtype=left.dtype)
         for _ in range(2):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.exact.analytic import answer, gradient_of, only
-from leaktight.attacks.exact.first_layer import FirstLayer, first_linear, labels_of_inputs
+from leaktight.attacks.exact.first_layer import FirstLayer, confirmed, first_linear, labels_of_inputs
 from leaktight.attacks.exact.sparse import Rows, basis_of, columns, distinct, orthogonal_to
 from leaktight.core.errors import ModelError, UsageError, require_at_least
 from leaktight.core.protocols import Attack, LabelSource, Progress
@@ -33,13 +33,15 @@ class Spear(Attack):
     Where a ReLU is closed, D is zero, so D consists of the sparse directions of the gradient's column space. They are
     searched for; X follows, its scale from the bias, and the labels from the last layer.
     certificate: the share of units that are open exactly where D is not zero, counted for examples that the zeros of D
-    determine. It is near 1 only for the true batch.
+    determine; lower if the guess does not explain the layer's gradient, and 0 if layers before it change in training or
+    the number of examples is known to be another. It is near 1 only for the true batch.
     rounds: >= 1, of the search, which ends once the batch is proven. starts: >= 1, for each example and round.
 
     Assumes: one local step of plain gradient descent on one batch of fewer examples than the layer has units and
     inputs; several units for each example.
-    Cannot: find examples whose gradient is zero; two equal examples count as one. Before the last layer of a network
-    for two classes differences of columns are as sparse as columns, and it mostly fails.
+    Cannot: find examples whose gradient is zero; two equal examples count as one; prove a batch after several steps, or
+    where dropout makes gradients random. Before the last layer of a network for two classes differences of columns are
+    as sparse as columns, and it mostly fails.
     Reference: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024.
     Differs from it: instead of sampling sets of rows, directions are found by reweighted least squares, and mixtures of
     columns with common zeros are taken apart; so the time does not grow as 2 to the number of examples.
@@ -67,7 +69,7 @@ class Spear(Attack):
             raise ModelError(
                 f"expected pixels before {first.name!r} and a ReLU behind it, got other layers; use cocktail_party"
             )
-        mixed = Mixed.of(first)
+        mixed = Mixed.of(first, one.batch_size)
         history: list[tuple[int, float]] = []
 
         def tell(turn: int, loss: float) -> None:
@@ -80,13 +82,14 @@ class Spear(Attack):
         images = first.pixels.pixels(inputs)
         notes = {"assumed": list(gradient.notes), "examples": len(images)}
         made = answer(images, labels_of_inputs(one, gradient, images), 1 - found.figure, notes)
+        figure = min(found.figure, confirmed(one, gradient, first.name, made.guess))
         return Reconstruction(
             made.guess,
             made.loss,
             notes,
             first_loss=history[0][1],
             history=tuple(history),
-            certificate=Certificate(_PROOF, found.figure, PROVEN),
+            certificate=Certificate(_PROOF, figure, PROVEN),
         )
 
 
@@ -106,7 +109,8 @@ class Mixed:
     bias: Tensor
 
     @classmethod
-    def of(cls, first: FirstLayer) -> Mixed:
+    def of(cls, first: FirstLayer, most: int | None = None) -> Mixed:
+        """most: the number of examples, if it is known; a higher rank is that of a defense or of several steps."""
         _, sizes, turn = torch.linalg.svd(first.weight_gradient, full_matrices=False)
         rank = rank_of(sizes)
         if rank == len(sizes):
@@ -114,6 +118,7 @@ class Mixed:
                 f"expected fewer examples than units and inputs of {first.name!r}, {len(sizes)}, got as many or more, "
                 "or noise; use a search"
             )
+        rank = rank if most is None else min(rank, most)
         right = turn[:rank]
         left = first.weight_gradient @ right.T
         rest = (first.weight_gradient - left @ right).norm(dim=1) / (right.shape[1] - rank) ** 0.5
