@@ -15,7 +15,8 @@ import pytest
 
 import leaktight
 from leaktight.adaptive.auto import KnowingAuto
-from leaktight.adaptive.knowing import Knowing
+from leaktight.adaptive.knowing import EarlierLabels, Knowing
+from leaktight.api.leaderboard import Handed
 from leaktight.attacks.controls import KnownOrBlind
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.matching.attack import Matching
@@ -96,6 +97,8 @@ def test_every_public_method_has_its_line(family: str) -> None:
         Matching,  # the loop itself, of which the attacks are compositions
         Knowing,  # what changes an attack for a defense
         KnowingAuto,
+        Handed,  # guesses that were made elsewhere
+        EarlierLabels,  # those of the last guess
         KnownOrBlind,  # the labels of controls
         GivenImages,  # data of a Python caller, which no config can name
         GivenDataset,

@@ -155,6 +155,7 @@ ATTACKS: Mapping[str, Run] = {
     "gias-conditional": searched(
         "gias", on=partial(made_image, True), generator=CONDITIONAL, latent_iterations=3, restarts=2
     ),
+    "auto": partial(curious, "auto", on=mlp, budget="quick"),
     "linear_inversion": partial(curious, "linear_inversion", on=mlp),
     "linear_inversion-batch": partial(curious, "linear_inversion", on=one_layer),
     "spear": partial(curious, "spear", on=mlp),

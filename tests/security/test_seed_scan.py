@@ -22,7 +22,7 @@ from leaktight.config.catalogue import DEFENSES
 WIDTH = 1 << 12
 LONG = 1 << 24
 SEEDS = (0, 1, 7, 123456789, 2**31, 2**32 - 1)
-DRAWS_NOTHING = {"none", "clipping", "compression", "soteria", "adadefense", "stack"}
+DRAWS_NOTHING = {"none", "clipping", "compression", "soteria", "adadefense", "percentile_privacy", "stack"}
 
 every_scene = pytest.mark.parametrize("name", SCENES)
 
