@@ -137,6 +137,7 @@ ATTACKS: Mapping[str, Run] = {
     "csdlg": searched("csdlg", on=pair, iterations=1),
     "csdlg-fx": searched("csdlg", on=pair, iterations=1, backend="fx"),
     "csdlg-changed": searched("csdlg", on=changed, iterations=1),
+    "fedavg_epochs": searched("fedavg_epochs", on=changed, iterations=1),
     "inverting_gradients": searched("inverting_gradients", restarts=2),
     "inverting_gradients-fx": searched("inverting_gradients", restarts=2, backend="fx", parallel="vmap"),
     "inverting_gradients-long": searched("inverting_gradients", iterations=60),
