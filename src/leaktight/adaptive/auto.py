@@ -76,7 +76,7 @@ ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
 }
 """The attacks of each budget by name, in the order in which they run. Settings are the same for every victim."""
 
-ADAPTED: tuple[str, ...] = ("csdlg", "inverting_gradients", "agic")
+ADAPTED: tuple[str, ...] = ("csdlg", "inverting_gradients")
 """The attacks that run in their adapted form where the defense is known; the others, but for closed forms, do not."""
 
 
@@ -95,7 +95,8 @@ class Auto(Attack):
     It ends with the first guess that is proven or that explains the update up to rounding. Otherwise the answer is
     chosen by the attacker's own evidence: how well the update of each guess fits the observed one, and how smooth
     images are. Labels are also read by a rule that is not told them, and reported apart.
-    Attacks that cannot run on a network or with what is disclosed are left out; notes say which and why.
+    Attacks that fail on a network or for want of what is not disclosed are left out; notes say which and why. Not tried
+    are L-BFGS on large networks unless thorough, and exact attacks on several local steps.
     """
 
     budget: Budget = "standard"
