@@ -25,8 +25,8 @@ the search for all defenses. PSNR in dB is the mean over victims (of the mean ov
 *reconstructed* is the judge's count ([verdicts.md](../verdicts.md)). Victims are test images, drawn by seed 16;
 the settings of the search were chosen on others. `python -m bench adaptive render` makes this page from the cards of
 the [leaderboard](../leaderboard.md), which hold every score, the configs and the digests of the runs
-(`python -m bench adaptive`). A dash: no trial was valid, as the own loss of the search did not fall by a hundredth; with
-default weights most of a gradient is the same for every image. Settings that are not here were not measured.
+(`python -m bench adaptive`). A dash: no trial was valid, as the own loss of the search did not fall by a hundredth;
+with default weights most of a gradient is the same for every image. Settings that are not here were not measured.
 """
 
 
