@@ -16,10 +16,11 @@ from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.adaptive.graddefense import fitness
-from leaktight.adaptive.knowing import Expecting, update_of
+from leaktight.adaptive.knowing import Expecting
 from leaktight.adaptive.noise import averaged, of_steps, prior_weight
 from leaktight.adaptive.pruning import PrunedAlike
 from leaktight.adaptive.sampling import mean_size, solutions
+from leaktight.adaptive.stages import update_of
 from leaktight.adaptive.table import KnowsStack, adaptation_to
 from leaktight.attacks.matching.view import Simulation, View
 from leaktight.attacks.presets.csdlg import CsDlg

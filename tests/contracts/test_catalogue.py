@@ -15,7 +15,8 @@ import pytest
 
 import leaktight
 from leaktight.adaptive.auto import KnowingAuto
-from leaktight.adaptive.knowing import EarlierLabels, Knowing
+from leaktight.adaptive.knowing import Knowing
+from leaktight.adaptive.stages import EarlierLabels
 from leaktight.api.leaderboard import Handed
 from leaktight.attacks.controls import KnownOrBlind
 from leaktight.attacks.labels.last_layer import LabelStrategy

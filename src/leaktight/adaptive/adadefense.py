@@ -11,18 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import (
-    Adaptation,
-    Case,
-    continued,
-    labels_from_bias,
-    mimicking,
-    scale_free,
-    update_of,
-    weighing,
-)
+from leaktight.adaptive.knowing import Adaptation, Case, labels_from_bias, mimicking, scale_free, weighing
 from leaktight.adaptive.moments import Moments, Solved, first_step, fitted_factor, nearest, settled, solved
 from leaktight.adaptive.noise import usual_contrast
+from leaktight.adaptive.stages import continued, update_of
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.problem import Prior

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import update_of
+from leaktight.adaptive.stages import update_of
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, Judging, often_in_stages, weighing
+from leaktight.adaptive.knowing import Adaptation, weighing
+from leaktight.adaptive.stages import Judging, often_in_stages
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least

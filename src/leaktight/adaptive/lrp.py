@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from leaktight.adaptive.knowing import Adaptation, mimicking, scale_free, until_explained
+from leaktight.adaptive.knowing import Adaptation, mimicking, scale_free
+from leaktight.adaptive.stages import until_explained
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.errors import require_at_least

@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, Case, EarlierLabels, weighing, zeros_are_the_defenses
+from leaktight.adaptive.knowing import Adaptation, Case, weighing, zeros_are_the_defenses
 from leaktight.adaptive.noise import of_steps, usual_contrast
+from leaktight.adaptive.stages import continued
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.view import View
@@ -93,13 +94,7 @@ class KnowsOutpost(Adaptation):
         (weight, variation), *rest = attack.priors
         first = replace(attack, priors=((_FIRST * weight, variation), *rest))
         begun = first.reconstruct(seen, rng=rng.child("first"), progress=progress)
-        second = replace(
-            attack,
-            sought=attack.sought.again(begun.guess.inputs),
-            labels=EarlierLabels(labels=begun.guess.targets),
-            restarts=1,
-            consensus=0.0,
-        )
+        second = replace(continued(attack, begun.guess), iterations=attack.iterations)
         found = second.reconstruct(seen, rng=rng, progress=progress)
         return replace(found, first_loss=begun.first_loss)
 

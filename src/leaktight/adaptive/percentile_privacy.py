@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from leaktight.adaptive.intervals import within
-from leaktight.adaptive.knowing import Adaptation, scale_free, until_explained, weighing, zeros_are_the_defenses
+from leaktight.adaptive.knowing import Adaptation, scale_free, weighing, zeros_are_the_defenses
+from leaktight.adaptive.stages import until_explained
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Judging, mimicking, update_of, weighing
+from leaktight.adaptive.knowing import mimicking, visible, weighing
+from leaktight.adaptive.stages import Judging, update_of
 from leaktight.attacks.matching.view import View
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
@@ -33,8 +34,7 @@ class PrunedAlike(Judging):
     layer: str = ""
 
     def judged(self, view: View, guessed: Params | None) -> View:
-        steps, names = len(view.steps), [self.layer] if self.layer else list(view.target)
-        masks = {name: _nonzero(view.target[name]) for name in names if name in view.target}
+        steps, masks = len(view.steps), self._seen(view)
         if self.layer:
             sure = {name: torch.zeros_like(mask) for name, mask in masks.items()}
         else:
@@ -49,12 +49,15 @@ class PrunedAlike(Judging):
         masks: list[Params] = []
         recording = replace(view.trainer, defense=_Recording(self.defense, masks))
         update_of(replace(view, trainer=recording), guess)
-        names = [self.layer] if self.layer else list(view.target)
-        seen = {name: _nonzero(view.target[name]) for name in names if name in view.target}
+        seen = self._seen(view)
         pruned = held_masks(view, [{name: mask[name] * own for name, own in seen.items()} for mask in masks])
         guessed = update_of(pruned, guess)
         trust = trusted({name: guessed[name] - tensor for name, tensor in view.target.items()}, view.target)
         return weighing(pruned, trust, "steps are pruned as those of an earlier guess are")
+
+    def _seen(self, view: View) -> dict[str, Tensor]:
+        """Masks of what the update shows of the tensors that the defense prunes."""
+        return visible({name: each for name, each in view.target.items() if not self.layer or name == self.layer})
 
 
 def trusted(differences: Params, target: Params) -> dict[str, Tensor]:
@@ -62,10 +65,6 @@ def trusted(differences: Params, target: Params) -> dict[str, Tensor]:
     visible = torch.cat([tensor[target[name] != 0] for name, tensor in differences.items()]).square()
     level = (visible.median() if len(visible) else visible.sum()) + torch.finfo(visible.dtype).tiny
     return {name: (level / (level + tensor.square())).sqrt() for name, tensor in differences.items()}
-
-
-def _nonzero(tensor: Tensor) -> Tensor:
-    return (tensor != 0).to(tensor.dtype)
 
 
 def surely_kept(tensor: Tensor, steps: int) -> Tensor:

@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leaktight.adaptive.knowing import Adaptation, Case, Judging, often_in_stages, weighing, zeros_are_the_defenses
+from leaktight.adaptive.knowing import Adaptation, Case, visible, weighing, zeros_are_the_defenses
 from leaktight.adaptive.pruning import trusted
+from leaktight.adaptive.stages import Judging, often_in_stages
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least
@@ -59,7 +60,11 @@ class KnowsSampling(Adaptation):
         return zeros_are_the_defenses(attack), list(seen)
 
     def view(self, view: View, seen: Observation) -> View:
-        return view if self._solvable(seen) else weighing(view, _visible(view), "zeros of the update are not matched")
+        return (
+            view
+            if self._solvable(seen)
+            else weighing(view, visible(view.target), "zeros of the update are not matched")
+        )
 
     def solve(
         self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
@@ -94,7 +99,7 @@ class WhichSolution(Judging):
             own = guessed[name].to(each.small)
             nearer[name] = torch.where((own - each.small).abs() < (own - each.large).abs(), each.small, each.large)
         trust = trusted({name: guessed[name] - value.to(guessed[name]) for name, value in nearer.items()}, view.target)
-        weights = {name: mask * trust[name] for name, mask in _visible(view).items()}
+        weights = {name: mask * trust[name] for name, mask in visible(view.target).items()}
         return weighing(_aimed(view, nearer), weights, "values of the unbiased estimate solved for")
 
 
@@ -161,7 +166,3 @@ def mean_size(share: float) -> float:
 def _aimed(view: View, values: Params) -> View:
     """A view with another target."""
     return replace(view, target={name: values[name].to(tensor) for name, tensor in view.target.items()})
-
-
-def _visible(view: View) -> dict[str, Tensor]:
-    return {name: (tensor != 0).to(tensor.dtype) for name, tensor in view.target.items()}

@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from leaktight.adaptive.knowing import (
-    Adaptation,
-    last_weight,
-    often_in_stages,
-    until_explained,
-    weighing,
-    without,
-    zeros_are_the_defenses,
-)
+from leaktight.adaptive.knowing import Adaptation, last_weight, visible, weighing, without, zeros_are_the_defenses
 from leaktight.adaptive.pruning import PrunedAlike, pruned_steps
+from leaktight.adaptive.stages import often_in_stages, until_explained
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_at_least
@@ -28,16 +21,11 @@ _STAGED_STARTS = 3  # at most so many if each of them has several stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnowsSupport(Adaptation):
-    """Gradient compression: entries that are zero in the update are left out of the distance.
+class _KnowsPruning(Adaptation):
+    """A defense that makes entries zero: after one step the others are exact; several pruned steps take stages.
 
     starts: how often the search begins again while its loss is above what rounding explains, >= 1.
-    stages: with several pruned steps, how often the entries that each step pruned are computed again from the guess.
-
-    After one step the remaining entries are exact. After several, an entry is the sum over the steps that kept it: the
-    steps of a guess are pruned alike, at first where the update is zero, then where the steps of the last guess are.
-    Assumes: nothing for one step; the client's local training for several.
-    Cannot: know the size of a pruned entry, only that it was not among the largest.
+    stages: with several pruned steps, how often the entries that each step pruned are computed again, >= 0.
     """
 
     exact: ClassVar[bool] = True
@@ -49,27 +37,48 @@ class KnowsSupport(Adaptation):
         require_at_least(1, starts=self.starts)
         require_at_least(0, stages=self.stages)
 
+    def layer(self, seen: Observation) -> str:
+        """The only tensor that is pruned; empty if all are."""
+        return ""
+
+    @property
+    def further_stages(self) -> int:
+        return self.stages
+
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
         attack = zeros_are_the_defenses(attack)
         if any(pruned_steps(self.defense, each) for each in seen):  # the first stage cannot explain the update
             return attack, list(seen)
         return until_explained(attack, seen, self.starts), list(seen)
 
-    def view(self, view: View, seen: Observation) -> View:
-        visible = {name: (tensor != 0).to(tensor.dtype) for name, tensor in seen.update.tensors.items()}
-        return weighing(view, visible, "zeros of the update are not matched")
-
     def solve(
         self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
     ) -> Reconstruction:
         if not any(pruned_steps(self.defense, each) for each in seen):
             return super().solve(attack, seen, rng=rng, progress=progress)
-        judging, starts = PrunedAlike(self.defense), min(_STAGED_STARTS, self.starts)
-        return often_in_stages(attack, judging, self.stages, seen, starts=starts, rng=rng, progress=progress)
+        judging, starts = PrunedAlike(self.defense, self.layer(seen[0])), min(_STAGED_STARTS, self.starts)
+        return often_in_stages(attack, judging, self.further_stages, seen, starts=starts, rng=rng, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnowsSoteria(Adaptation):
+class KnowsSupport(_KnowsPruning):
+    """Gradient compression: entries that are zero in the update are left out of the distance.
+
+    starts: how often the search begins again while its loss is above what rounding explains, >= 1.
+    stages: with several pruned steps, how often the entries that each step pruned are computed again from the guess.
+
+    After one step the remaining entries are exact. After several, an entry is the sum over the steps that kept it: the
+    steps of a guess are pruned alike, at first where the update is zero, then where the steps of the last guess are.
+    Assumes: nothing for one step; the client's local training for several.
+    Cannot: know the size of a pruned entry, only that it was not among the largest.
+    """
+
+    def view(self, view: View, seen: Observation) -> View:
+        return weighing(view, visible(seen.update.tensors), "zeros of the update are not matched")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowsSoteria(_KnowsPruning):
     """Soteria: the zeroed columns of the last layer's weight are left out, or that weight as a whole.
 
     leave_out: "columns" or "layer". starts: how often the search begins again while its loss is above what rounding
@@ -80,22 +89,19 @@ class KnowsSoteria(Adaptation):
     Cannot: use the features of the zeroed columns; the convolutions before them are enough.
     """
 
-    exact: ClassVar[bool] = True
-
     leave_out: Literal["columns", "layer"] = "columns"
-    starts: int = 6
     stages: int = 4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_choice("leave_out", self.leave_out, ("columns", "layer"))
-        require_at_least(1, starts=self.starts)
-        require_at_least(0, stages=self.stages)
 
-    def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
-        attack = zeros_are_the_defenses(attack)
-        if any(pruned_steps(self.defense, each) for each in seen):
-            return attack, list(seen)
-        return until_explained(attack, seen, self.starts), list(seen)
+    def layer(self, seen: Observation) -> str:
+        return last_weight(seen.model, seen)
+
+    @property
+    def further_stages(self) -> int:
+        return self.stages if self.leave_out == "columns" else 0
 
     def view(self, view: View, seen: Observation) -> View:
         name = last_weight(view.trainer.model, seen)
@@ -107,13 +113,3 @@ class KnowsSoteria(Adaptation):
         weight = view.target[name]
         kept = (weight != 0).any(0, keepdim=True).to(weight.dtype).expand_as(weight).clone()
         return weighing(view, {name: kept}, "zero columns of the last layer are not matched")
-
-    def solve(
-        self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
-    ) -> Reconstruction:
-        if not any(pruned_steps(self.defense, each) for each in seen):
-            return super().solve(attack, seen, rng=rng, progress=progress)
-        layer = last_weight(seen[0].model, seen[0])
-        stages = self.stages if self.leave_out == "columns" else 0
-        judging, starts = PrunedAlike(self.defense, layer), min(_STAGED_STARTS, self.starts)
-        return often_in_stages(attack, judging, stages, seen, starts=starts, rng=rng, progress=progress)

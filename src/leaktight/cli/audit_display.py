@@ -231,18 +231,23 @@ def _print_faults(summary: Summary, track: Track, console: Console) -> None:
     """Print which trials count for nothing, and why."""
     for cell in summary.cells:
         if cell.role == "attack" and cell.track == track:
-            name = f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
             for fault in fault_words(cell):
-                _say(console, f"{name}: {fault}")
+                _say(console, f"{_place(cell)}: {fault}")
 
 
 def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
     """Print which attacks of an ensemble gave its answers, and what the truth would have chosen."""
     for cell in summary.cells:
         if cell.track == track and cell.chosen:
-            name = f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
             best = shown(cell.oracle.get("psnr"), "{:.1f} dB")
-            _say(console, f"{name}: {chosen_words(cell)}; oracle-best (chosen by the truth, not by an attacker) {best}")
+            _say(
+                console,
+                f"{_place(cell)}: {chosen_words(cell)}; oracle-best (chosen by the truth, not by an attacker) {best}",
+            )
+
+
+def _place(cell: Cell) -> str:
+    return f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
 
 
 def _say(console: Console, text: str) -> None:

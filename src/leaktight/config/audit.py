@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from leaktight.adaptive.auto import Auto, Budget
+from leaktight.adaptive.auto import LARGE, Auto, Budget
 from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
@@ -34,7 +34,6 @@ from leaktight.fl.federation import Federation
 from leaktight.report.words import listed
 
 CONTROLS = (Control,)
-SMALL_NETWORK = 200_000
 
 
 def complete(
@@ -194,7 +193,7 @@ def _told_apart(attacks: Sequence[AttackEntry], others: Sequence[AttackEntry]) -
 
 def is_small(model: nn.Module) -> bool:
     """Whether a network has fewer than 200,000 parameters."""
-    return sum(tensor.numel() for tensor in model.parameters()) < SMALL_NETWORK
+    return sum(tensor.numel() for tensor in model.parameters()) < LARGE
 
 
 def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[AttackEntry]:

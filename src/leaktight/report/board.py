@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leaktight.report.html import fill
 from leaktight.report.judgements import TRACKS
 from leaktight.report.standings import RULES, SAME_IMAGE, Board, Row, boards_of
-from leaktight.report.words import MISSING, VERDICTS, interval, number, percent, seconds, threat_words
+from leaktight.report.words import MISSING, VERDICTS, counted, interval, number, percent, seconds, threat_words
 from leaktight.results.card import Attacker, Card, Setting, Utility, is_reference
 from leaktight.results.schema import UNDEFENDED, Track
 
@@ -66,15 +66,18 @@ def _mean_leak(defense: str, boards: Sequence[Board]) -> float:
 
 def setting_words(setting: Setting, *, short: bool = False) -> str:
     """A setting in a few words."""
-    size = setting.num_examples if isinstance(setting.num_examples, int) else "?"
-    steps = setting.local_steps if isinstance(setting.local_steps, int) else "?"
-    updates = f"batch {setting.batch_size}, {steps} step{'' if steps == 1 else 's'}"
+    updates = f"batch {setting.batch_size}, {_counted(setting.local_steps, 'step')}"
     parts = [str(setting.data.get("kind")), f"{setting.model.get('init')} weights", updates]
     if setting.round:
         parts.append(f"round {setting.round}")
     if short:
         return ", ".join(parts)
-    return f"{', '.join(parts)}: {setting.model.get('kind')}, {size} example{'' if size == 1 else 's'} behind an update"
+    behind = _counted(setting.num_examples, "example")
+    return f"{', '.join(parts)}: {setting.model.get('kind')}, {behind} behind an update"
+
+
+def _counted(amount: int | str, noun: str) -> str:
+    return counted(amount, noun) if isinstance(amount, int) else f"? {noun}s"
 
 
 def setting_facts(setting: Setting) -> str:

@@ -11,13 +11,12 @@ from pathlib import Path
 from leaktight.core.errors import UsageError
 from leaktight.report.runs import Run, load_run
 from leaktight.results.card import CARD_VERSION, Attacker, Card, Claim, Setting, Source, Utility
-from leaktight.results.schema import UNDEFENDED, Cell, Score, Track, TradeoffRow, Trial, Verdict, Word
+from leaktight.results.schema import UNDEFENDED, VARIES, Cell, Score, Track, TradeoffRow, Trial, Verdict, Word
 from leaktight.results.verify import verify
 
 NO_ADAPTIVE = "no adaptive attacker here: "
 """How the detail of a flag begins that says why a defense has no attacker who knows it."""
 _DIGITS = 3
-_VARIES = "varies"
 
 
 def cards_of_run(folder: Path) -> list[Card]:
@@ -164,7 +163,7 @@ def _place(trial: Trial) -> str:
 def _common(values: Sequence[int | str | None]) -> int | str:
     """The value that all trials share, or "varies"."""
     first = values[0]
-    return first if first is not None and all(each == first for each in values) else _VARIES
+    return first if first is not None and all(each == first for each in values) else VARIES
 
 
 def _most(values: Iterable[float | None]) -> float | None:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from leaktight.attacks.labels.ilrg import Ilrg
 from leaktight.attacks.labels.last_layer import LabelStrategy
-from leaktight.attacks.labels.public import PublicImages, sent_statistics
+from leaktight.attacks.labels.public import PublicImages, sent_moments
 from leaktight.attacks.labels.rules import BiasCorrected, Geng, rule_for
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.training import LocalTraining
@@ -86,12 +86,12 @@ def scenes_of(data: Dataset, classes: int | None = None, **options: object) -> l
 def test_the_statistics_are_those_of_the_batch(digits: Dataset) -> None:
     """Solved from the buffers that are sent, against a forward pass over the client's own images."""
     (seen, batch), *_ = scenes_of(digits)
-    found = sent_statistics(seen, 64)
+    found = sent_moments(seen)
     assert found is not None
     entered: Tensor = trained().conv1(batch.inputs).detach().double()  # type: ignore[operator]
     torch.testing.assert_close(found["bn1"][:16], entered.mean((0, 2, 3)), rtol=0, atol=1e-4)
     torch.testing.assert_close(found["bn1"][16:], entered.square().mean((0, 2, 3)), rtol=1e-3, atol=1e-3)
-    assert sent_statistics(replace(seen, update=replace(seen.update, buffers=None)), 64) is None
+    assert sent_moments(replace(seen, update=replace(seen.update, buffers=None))) is None
 
 
 @pytest.mark.parametrize("classes", [None, 3], ids=["uniform", "three classes"])

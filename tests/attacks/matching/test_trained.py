@@ -134,8 +134,12 @@ def test_the_buffers_of_one_step_disclose_the_statistics_of_the_batch(momentum: 
         model.eval(), seen.broadcast.params, seen.broadcast.buffers, truth.inputs, (nn.BatchNorm2d,)
     )
     found = sent_statistics(seen)
-    torch.testing.assert_close(found["norm.running_mean"], entered.mean((0, 2, 3)).detach(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found["norm.running_var"], entered.var((0, 2, 3)).detach(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        found["norm.running_mean"], entered.double().mean((0, 2, 3)).detach(), atol=1e-5, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        found["norm.running_var"], entered.double().var((0, 2, 3)).detach(), atol=1e-5, rtol=1e-4
+    )
 
 
 def test_the_truth_has_the_sent_statistics_and_other_images_do_not() -> None:

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from leaktight.attacks.labels.counts import mean_gradient, round_to_total
 from leaktight.attacks.labels.last_layer import HeadGradient, LabelStrategy, check_count, head_gradient, labels_of
+from leaktight.attacks.matching.batch_norm import sent_statistics, statistics_of
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.threat import Knowledge, require
@@ -57,7 +58,7 @@ class PublicImages(LabelStrategy):
         public = _first(seen.public_data, self.most)
         part = "weight" if head.layer.bias is None else "bias"
         slope = mean_gradient(seen, head, part, num_examples)
-        sent = sent_statistics(seen, num_examples) if self.layers else None
+        sent = sent_moments(seen) if self.layers else None
         with global_seed(rng.child("dropout")):
             traces = _Traces.of(seen, head, public, sent, num_examples)
         right = F.one_hot(public.targets.cpu(), seen.num_classes).double()
@@ -148,27 +149,21 @@ def _moments(values: Tensor) -> Tensor:
     return torch.cat([pixels.mean(2), pixels.square().mean(2)], 1)
 
 
-def sent_statistics(seen: Observation, num_examples: int) -> dict[str, Tensor] | None:
+def sent_moments(seen: Observation) -> dict[str, Tensor] | None:
     """Mean and mean square of the channels that enter each batch-norm layer (2 channels,), by its name, in float64.
 
-    Solved from the buffers that the client sends: after a step they are (1 - m) old + m batch, with m the momentum of
-    the layer. After several steps these are a mean over the steps, the last one weighted most. None if the client sends
-    none, or they did not change, as in evaluation mode.
+    Solved from the buffers that the client sends; None if it sends none, or they did not change.
     """
-    sent, old = seen.update.buffers, seen.broadcast.buffers
-    steps = seen.num_steps
-    if not sent or steps is None or (seen.mode or "train") != "train":
-        return None
+    sent, old = seen.update.buffers or {}, seen.broadcast.buffers
+    solved = sent_statistics(seen)
     found: dict[str, Tensor] = {}
-    for name, layer in seen.model.named_modules():
-        mean, variance = f"{name}.running_mean", f"{name}.running_var"
-        if not isinstance(layer, _BatchNorm) or layer.momentum is None or mean not in sent or variance not in sent:
+    for layer, _ in seen.model.named_modules():
+        mean, variance = statistics_of(layer)
+        if mean not in solved or variance not in solved:
             continue
-        kept = (1 - layer.momentum) ** steps
-        solved = [(sent[each].double() - kept * old[each].double()) / (1 - kept) for each in (mean, variance)]
-        found[name] = torch.cat([solved[0], solved[1].clamp(min=0) + solved[0].square()]).cpu()
         if torch.equal(sent[mean], old[mean]):
             return None
+        found[layer] = torch.cat([solved[mean], solved[variance].clamp(min=0) + solved[mean].square()]).cpu()
     return found or None
 
 

@@ -28,7 +28,7 @@ def sent_statistics(seen: Observation) -> dict[str, Tensor]:
 
     A step in training mode makes the running value (1 - m) old + m batch, with momentum m. After one step that gives
     the batch's own exactly; after k steps their mean, in which later steps weigh more. Empty if the client sent none,
-    if its batch norm is in evaluation mode, or if the number of steps is unknown.
+    if its batch norm is in evaluation mode, or if the number of steps is unknown. In float64.
     """
     sent, steps = seen.update.buffers, seen.num_steps
     if not sent or not steps or (seen.mode or "train") != "train":
@@ -43,7 +43,7 @@ def sent_statistics(seen: Observation) -> dict[str, Tensor]:
                 new, old = sent[name].double(), seen.broadcast.buffers[name].double()
                 value = (new - kept * old) / (1 - kept)
                 if bool(torch.isfinite(value).all()):
-                    found[name] = value.to(sent[name].dtype)
+                    found[name] = value
     return found
 
 
