@@ -15,6 +15,13 @@ class LeaktightError(Exception):
     """The work failed for a known reason."""
 
 
+class MachineError(LeaktightError):
+    """A fault of the machine: a worker gone, a full disk, too little shared memory. It says nothing of the method.
+
+    The run ends with exit code 1, keeps what is done, and `--resume` does the rest.
+    """
+
+
 class UsageError(LeaktightError):
     """The input is wrong: a bad option, config or file."""
 

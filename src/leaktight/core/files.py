@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import MachineError
 
 _SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 
@@ -46,7 +46,7 @@ def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
             temporary.replace(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise LeaktightError(f"cannot write {path}: {reason}; free space or choose another folder") from error
+        raise MachineError(f"cannot write {path}: {reason}; free space or choose another folder") from error
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leaktight.core.errors import LeaktightError, ResultsError, UsageError
+from leaktight.core.text import printable
 from leaktight.results.digest import MANIFEST, Manifest, make_manifest, read_lines
 from leaktight.results.schema import SCHEMA_VERSION, parse
 from leaktight.results.store import read_file, read_summary
@@ -109,12 +110,7 @@ def _compared(kind: str, then: Mapping[str, str | None], now: Mapping[str, str |
         before, after = then.get(name), now.get(name)
         if before != after:
             how = ADDED if before is None else "missing" if after is None else "changed"
-            yield f"{kind}{_printable(name)}: {how}"
-
-
-def _printable(name: str) -> str:
-    """A name from a file, without characters that control a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
+            yield f"{kind}{printable(name)}: {how}"
 
 
 def _written(folder: Path) -> Manifest | None:
