@@ -91,6 +91,7 @@ class Auto(Attack):
 
     budget: "quick" has few iterations, "standard" more and all attacks, "thorough" as many as papers have.
     labels: whether labels are "given" by the threat model, or "inferred" from the update by the rule that fits it.
+    onednn: whether convolutions use oneDNN; None: each attack decides.
 
     It ends with the first guess that is proven or that explains the update up to rounding. Otherwise the answer is
     chosen by the attacker's own evidence: how well the update of each guess fits the observed one, and how smooth

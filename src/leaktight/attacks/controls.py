@@ -102,7 +102,7 @@ class KnownOrBlind(LabelStrategy):
 class PriorOnly(Preset, Control):
     """Negative control: a search by total variation alone, without the update.
 
-    labels: None or `given`; `local` has no effect.
+    labels: None or `given`; `local` has no effect. learning_rate: of the search.
     """
 
     iterations: int = 500

@@ -33,6 +33,7 @@ class NearestPublicImage(Attack):
     If labels are disclosed or inferred by `labels`, the answer has for each the nearest image of its class, or of any
     class if none is left. Otherwise it has the nearest of all, which for a batch are often of the one class that
     dominates the update.
+    labels: the rule that reads labels from the update; None: those that are disclosed.
     candidates: number of public images to compare, drawn at random, >= 1; None: all. mode: of batch norm.
     """
 

@@ -19,7 +19,6 @@ app = typer.Typer(
     name="leaktight",
     help="Measure what federated-learning updates leak about training data, and what each defense costs.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from leaktight.core.files import without_secrets
 
@@ -24,8 +25,13 @@ def print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     Console().print(table, highlight=False)
+
+
+def print_text(text: str) -> None:
+    """A paragraph of plain text, broken at words."""
+    Console().print(text, highlight=False, markup=False, end="\n\n")
 
 
 def say(console: Console, text: str) -> None:

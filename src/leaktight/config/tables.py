@@ -189,7 +189,7 @@ def _yielding(tables: Table, said: Sequence[Table], named: Mapping[str, Sequence
 
 def _replaces(value: object) -> bool:
     """Whether an override replaces a list of tables, not a setting of one of them."""
-    return value is not None and not (isinstance(value, Mapping) and all(place.isdigit() for place in value))
+    return value is not None and not (isinstance(value, Mapping) and "kind" not in value)
 
 
 def overridden(tables: Table, overrides: Sequence[str], named: Mapping[str, Sequence[object]]) -> dict[str, object]:
@@ -199,8 +199,29 @@ def overridden(tables: Table, overrides: Sequence[str], named: Mapping[str, Sequ
         if kinds:
             result[table] = _named(kinds, as_list(tables.get(table, [])))
     for override in overrides:
-        result = merged(result, _parse_override(override))
+        result = merged(result, _placed(result, _parse_override(override), override))
     return result
+
+
+def _placed(tables: Table, override: Table, text: str) -> Table:
+    """The override with the place of the table in its list, where it names a kind or there is only one."""
+    (name, value), *_ = override.items()
+    listed = tables.get(name)
+    if name not in LISTS or not isinstance(listed, list) or not isinstance(value, Mapping) or "kind" in value:
+        return override
+    kinds = [each.get("kind") if isinstance(each, Mapping) else None for each in listed]
+    (key, inside), *_ = value.items()
+    if key.isdigit():
+        return override
+    if isinstance(inside, Mapping) and kinds.count(key) == 1:
+        return {name: {str(kinds.index(key)): inside}}
+    if len(listed) == 1:
+        return {name: {"0": value}}
+    rest = text.partition(".")[2]
+    raise ConfigError(
+        f"--set {text}: there are {len(listed)} tables [[{name}]]; say which: "
+        + " or ".join(f"{name}.{place}.{rest} ({kind or 'your own'})" for place, kind in enumerate(kinds))
+    )
 
 
 def as_list(value: object) -> list[object]:

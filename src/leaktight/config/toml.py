@@ -178,17 +178,18 @@ def table_of(value: object) -> dict[str, object]:
     if isinstance(value, Recorded):
         return dict(value.record())
     items = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
-    settings = {name: _plain(item) for name, item in items.items() if item is not None}
+    settings = {name: plain(item) for name, item in items.items() if item is not None}
     return settings if (kind := kind_of(value)) is None else {"kind": kind, **settings}
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """A setting as TOML can express it."""
     if is_dataclass(value):
         return table_of(value)
     if isinstance(value, frozenset):
-        return sorted((_plain(item) for item in value), key=str)
+        return sorted((plain(item) for item in value), key=str)
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value

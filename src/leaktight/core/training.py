@@ -28,6 +28,8 @@ class Constant:
 class Cosine:
     """Half a cosine from the initial learning rate towards `final` times it, over all rounds.
 
+    final: the last factor.
+
     >>> [round(Cosine().factor(r, 4), 3) for r in range(4)]
     [1.0, 0.854, 0.5, 0.146]
     """
@@ -46,6 +48,8 @@ class Cosine:
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """Multiply by `gamma` when a share of all rounds has passed, once for each of `milestones`.
+
+    milestones: shares of all rounds, in (0, 1). gamma: the factor.
 
     >>> [round(Steps(milestones=(0.5,)).factor(r, 4), 3) for r in range(4)]
     [1.0, 1.0, 0.1, 0.1]

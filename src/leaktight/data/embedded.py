@@ -51,7 +51,10 @@ def _package_file(package: str, name: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(SplitSettings):
-    """Scikit-learn's 1797 handwritten digits, 8x8 scaled up to 32x32 grey, 10 classes; nothing to download."""
+    """Scikit-learn's 1797 handwritten digits, 8x8 scaled up to 32x32 grey, 10 classes; nothing to download.
+
+    size: pixels per side.
+    """
 
     size: int = 32
 
@@ -70,7 +73,10 @@ class Digits(SplitSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Faces(SplitSettings):
-    """100 faces of LFW and 100 patches without a face from scikit-image, 25x25 scaled to 32x32 grey, 2 classes."""
+    """100 faces of LFW and 100 patches without a face from scikit-image, 25x25 scaled to 32x32 grey, 2 classes.
+
+    size: pixels per side.
+    """
 
     size: int = 32
 
@@ -100,7 +106,8 @@ class Photos:
 
     Training and test crops are cut from areas that share no pixel: about a fifth of each photograph, in scattered
     tiles, is for testing alone. Crops of the same part may overlap.
-    size: of a crop after scaling. crop: its side before, as a share of the photograph's shorter side.
+    split_seed: draws the tiles and the crops. size: of a crop after scaling.
+    crop: its side before, as a share of the photograph's shorter side.
     train_per_class, test_per_class: how many crops of each photograph.
     min_contrast: the least standard deviation of a crop's luminance, in [0, 1]; flat areas are left out.
     """

@@ -137,7 +137,7 @@ def _class_below(parts: tuple[str, ...], depth: int, folder: str) -> str | None:
 class ImageFolder(FolderSettings):
     """Your own image files: a folder or a zip of class folders, or of train/ and test/ (or val/) with class folders.
 
-    Without a test folder `test_share` of each class is used for testing.
+    path: the folder or zip. Without a test folder `test_share` of each class is used for testing.
     """
 
     path: str

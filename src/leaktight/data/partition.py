@@ -78,7 +78,7 @@ class Scheme(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Counted(Scheme, ABC):
-    """A scheme with a given number of clients."""
+    """A scheme with a given number of clients. clients: how many."""
 
     clients: int = 20
 
@@ -99,6 +99,8 @@ class Iid(Counted):
 @dataclass(frozen=True, kw_only=True)
 class Shards(Counted):
     """Data sorted by label and cut into equal shards; every client gets the same number of random shards.
+
+    shards_per_client: how many.
 
     Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
     Shard sizes differ by one where the number of examples is not a multiple of the number of shards.
@@ -122,7 +124,8 @@ class Shards(Counted):
 class LrpShards(Counted):
     """Data sorted by label and cut into shards, assigned at random: clients get different numbers of shards.
 
-    Every client starts with `min_shards`; each further shard goes to a random client that has fewer than `max_shards`.
+    shard_size: examples of a shard. min_shards, max_shards: every client starts with `min_shards`; each further shard
+    goes to a random client that has fewer than `max_shards`.
     Reference: LRP, section 5.1 (MNIST: 300 shards of 200 on 100 clients, 1 to 9 each).
     Differs from the paper: its numbers for CIFAR (1000 shards of 50 on 100 clients, at most 9 each) leave 100 shards
     without a client, which is an error here; take max_shards = 10 or more, or shard_size = 56.
@@ -165,7 +168,8 @@ class LrpShards(Counted):
 class Dirichlet(Counted):
     """Each class is divided among the clients in proportions drawn from a Dirichlet; uneven for a small alpha.
 
-    Drawn again until every client has `min_examples`, up to 1000 times.
+    alpha: the concentration, > 0; the smaller, the more uneven.
+    min_examples: drawn again until every client has so many, up to 1000 times.
     Reference: Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, 2022.
     """
 
@@ -211,7 +215,8 @@ class Dirichlet(Counted):
 class OneClass(Scheme):
     """Every client holds examples of one class only; by default one client per class.
 
-    With more clients than classes, several clients share a class evenly; with fewer, the last classes are unused.
+    clients: their number; None: one per class. With more clients than classes, several clients share a class evenly;
+    with fewer, the last classes are unused.
     """
 
     clients: int | None = None

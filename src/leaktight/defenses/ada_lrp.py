@@ -15,8 +15,9 @@ from leaktight.defenses.lrp import Lrp
 class AdaLrp(Lrp):
     """LRP with rates from U(0, 2 K p_k N eta), where K grows with the number of classes that a client holds.
 
-    K = zeta (|Y_k| - mean of |Y|) + beta, at least `min_factor`. The paper sets beta = 1, which keeps the mean
-    of K over the clients at 1, and zeta = 1/6, 1/10, 1/20, 1/400 for MNIST, CIFAR-10, CIFAR-100 and ImageNet.
+    zeta, beta, min_factor: K = zeta (|Y_k| - mean of |Y|) + beta, at least min_factor. The paper sets beta = 1, which
+    keeps the mean of K over the clients at 1, and zeta = 1/6, 1/10, 1/20, 1/400 for MNIST, CIFAR-10, CIFAR-100
+    and ImageNet.
     spread: as in LRP.
 
     Reference: Wan et al. 2023, Algorithm 1 (blue parts), equations 12 and 13.

@@ -25,7 +25,7 @@ class AdaDefense(Defense):
     """Sends a stand-in for the update: the step that Adam (or Adagrad, Yogi) makes of it with the client's own moments.
 
     form: "adam", "adagrad" or "yogi". beta1, beta2: decay of the moments; unused by adagrad. epsilon: in the
-    denominator, sqrt(v) + epsilon, or sqrt(v + epsilon) with epsilon_inside, as printed in the paper's equation 5.
+    denominator, sqrt(v) + epsilon. epsilon_inside: sqrt(v + epsilon) instead, as printed in the paper's equation 5.
     learning_rate: of the server along the mean stand-in, whose elements are of the order of 1. 1e-3 is the scale of the
     published code, which runs hundreds of rounds; 50 rounds with skewed clients need about 1e-2. It multiplies the
     aggregated stand-ins; set the learning rate of `fedsgd` to 1.

@@ -16,7 +16,7 @@ class FedCdp(DpSgd):
     """Clips the gradient of each example layer by layer, to a norm that may decay over the rounds, and adds noise.
 
     clip_norm: the largest norm of one example's gradient in each layer, in the first round.
-    final_clip_norm: the norm after decay_rounds rounds, reached linearly; None keeps clip_norm.
+    final_clip_norm, decay_rounds: the norm after so many rounds, reached linearly; None keeps clip_norm.
     noise_multiplier: standard deviation of the noise on the sum, as a multiple of the round's clipping norm.
     layers: a layer is a "tensor", or all tensors of a "module" (weight and bias).
     delta, accountant and reports: as in `dp_sgd`.

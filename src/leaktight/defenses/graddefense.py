@@ -33,6 +33,8 @@ class GradDefense(Defense):
     compensation_scale: None, or the change of the server's parameters per unit of gradient; the server then removes
     directions of the change that look like noise. For FedSGD it is the server's learning rate; for local SGD without
     momentum learning_rate * sqrt(local steps), since variances add up.
+    variant: "paper", or "code": the published server, which multiplies by n instead of dividing, subtracts column means
+    first, and uses a divisor of the number of parameters as the number of rows.
 
     A layer's sensitivity is the mean norm of d(sum of its gradient) / dx. Slices are runs of the flattened gradient, in
     units of the greatest common divisor of the layers' sizes; each has at most 1 / num_slices of the sensitivity, and
@@ -45,9 +47,7 @@ class GradDefense(Defense):
     that does not perturb this slice.
     Differs from the paper: the first examples of the client's own batch replace its root set of public examples, five
     of each class. Slices do not overlap, and noise is not seeded. The noise in a mean over n clients has variance
-    scale^2 sigma^2 (perturbed / slices) / n; the matrix is padded with zeros. variant="code": the published server,
-    which multiplies by n instead of dividing, subtracts column means first, and uses a divisor of the number of
-    parameters as the number of rows.
+    scale^2 sigma^2 (perturbed / slices) / n; the matrix is padded with zeros.
     """
 
     noise_std: float = 0.01

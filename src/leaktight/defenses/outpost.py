@@ -43,6 +43,9 @@ class Outpost(Defense):
     count: i counts the steps of "all_rounds", or starts at 1 in every "round".
     fisher: "column": the mean of g^2 over the first dimension (the outputs), so that whole columns get noise, and a
     bias always; or "element": g^2 of each element, the diagonal.
+    variant: "paper", or "code": one Fisher threshold for all tensors; i = epoch (batch + 1), counted in each round;
+    step 1 is not forced, so that with the code's decay of 0.125 the true gradient is sent in 11 % of single-step
+    rounds. The code's fixed seed, which makes all noise equal, and its own SGD step are left out.
 
     Reports fraction_perturbed (of the steps) and noise_std (lambda r_d of perturbed steps, averaged over weights).
     Reference: Wang, Hugh, Li, More Than Enough Is Too Much, IEEE/ACM ToN 2024 (OUTPOST), Algorithm 1.
@@ -50,9 +53,6 @@ class Outpost(Defense):
     and the other entries there are exact. Batch-norm weights get no noise at the start, since their variance is 0.
     Differs from the paper: its algorithm seems to restart i in every round, which is count="round". The average over
     columns is from the code; the paper's diagonal is fisher="element".
-    variant="code": one Fisher threshold for all tensors; i = epoch (batch + 1), counted in each round; step 1 is not
-    forced, so that with the code's decay of 0.125 the true gradient is sent in 11 % of single-step rounds. The code's
-    fixed seed, which makes all noise equal, and its own SGD step are left out.
     """
 
     noise_scale: float = 0.8

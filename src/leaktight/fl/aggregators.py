@@ -83,8 +83,8 @@ class Linear(Aggregator):
 class FedAvg(Linear):
     """The weighted mean of the clients' changes.
 
-    scheme "II": weights proportional to the number of examples (W = sum of p_k W_k over the round / sum of p_k).
-    scheme "I": equal weights, each client's loss scaled by N p_k, so that the sum over clients is the global loss.
+    scheme: "II", weights proportional to the number of examples (W = sum of p_k W_k over the round / sum of p_k); or
+    "I", equal weights, each client's loss scaled by N p_k, so that the sum over clients is the global loss.
     Reference: McMahan et al. 2017; the two schemes as in section 5.2 of Wan et al. (LRP).
     """
 
@@ -107,6 +107,8 @@ class FedAvg(Linear):
 class FedSgd(Linear):
     """One step of the server along the mean gradient of the clients' batches, weighted by their sizes.
 
+    learning_rate: of the server.
+
     Reference: McMahan et al. 2017 (FedSGD).
     """
 
@@ -126,6 +128,8 @@ class FedSgd(Linear):
 @dataclass(frozen=True, kw_only=True)
 class ServerMomentum(FedAvg):
     """FedAvg with momentum at the server (FedAvgM).
+
+    learning_rate, momentum: of the server.
 
     Reference: Hsu et al. 2019.
     """
@@ -152,6 +156,8 @@ class ServerMomentum(FedAvg):
 @dataclass(frozen=True, kw_only=True)
 class ServerAdam(FedAvg):
     """FedAvg with Adam at the server (FedAdam), without bias correction.
+
+    learning_rate: of the server. beta1, beta2: decay of its moments. epsilon: in the denominator.
 
     Reference: Reddi et al. 2021, algorithm 2.
     """

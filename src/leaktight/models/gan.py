@@ -157,7 +157,8 @@ class OwnGenerator(GeneratorSource):
     target: "package.module:function", which gets `latent` and `num_classes` if it has parameters of these names. The
     network takes latents (N, latent) from N(0, 1), then class numbers (N,) if `num_classes` is set, and returns images
     (N, C, H, W). path: its weights; empty if the function loads them.
-    latent: the length of a latent. output: its pixels are in [-1, 1] ("tanh") or in [0, 1] ("unit").
+    latent: the length of a latent. num_classes: of the labels that it takes; None: it takes none.
+    output: its pixels are in [-1, 1] ("tanh") or in [0, 1] ("unit").
     """
 
     target: str

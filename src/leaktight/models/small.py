@@ -33,6 +33,7 @@ class FeedForward(nn.Module):
 class LeNetZhu(Network):
     """LeNet of DLG: 3 or 4 convolutions of 12 channels, sigmoid, one linear layer (Zhu et al. 2019).
 
+    activation: after each convolution.
     convolutions: 3 as in the published code of DLG, iDLG and Plato; 4 as in Soteria, CPL and OUTPOST's text.
     """
 
@@ -58,7 +59,10 @@ class LeNetZhu(Network):
 
 @dataclass(frozen=True, kw_only=True)
 class GrnnLeNet(Network):
-    """LeNet-5 with sigmoid and max-pooling, as attacked by GRNN (Ren et al. 2022)."""
+    """LeNet-5 with sigmoid and max-pooling, as attacked by GRNN (Ren et al. 2022).
+
+    activation: after each hidden layer.
+    """
 
     activation: Activation = "sigmoid"
 
@@ -77,7 +81,10 @@ class GrnnLeNet(Network):
 
 @dataclass(frozen=True, kw_only=True)
 class GlausCnn(Network):
-    """Three unpadded 5x5 convolutions (10, 20, 10 channels), sigmoid, one linear layer: GLAUS's MNIST network."""
+    """Three unpadded 5x5 convolutions (10, 20, 10 channels), sigmoid, one linear layer: GLAUS's MNIST network.
+
+    activation: after each convolution.
+    """
 
     activation: Activation = "sigmoid"
 
@@ -98,6 +105,7 @@ class GlausCnn(Network):
 class Mlp(Network):
     """Linear layers only; by default two hidden layers of 200, the "2NN" of FedAvg (McMahan et al. 2017).
 
+    hidden: the sizes of the hidden layers. activation: after each of them.
     Differs from the paper: LRP uses an MLP without giving its sizes; these are FedAvg's.
     """
 
@@ -132,6 +140,7 @@ class LogisticRegression(Network):
 class ShallowCnn(Network):
     """Two padded 5x5 convolutions, each with 2x2 max-pooling, and a hidden layer: FedAvg's CNN (McMahan et al. 2017).
 
+    channels: of the convolutions. hidden: units of the hidden layer. activation: after each of these layers.
     Differs from the paper: LRP uses a "shallow CNN" on MNIST without giving its sizes; these are FedAvg's.
     """
 

@@ -55,7 +55,7 @@ class Vgg(nn.Module):
 class Vgg16(Network):
     """VGG-16 without batch norm (Simonyan and Zisserman 2015), for images of 32x32 and more.
 
-    activation: "sigmoid" in leakage studies, in place of every ReLU.
+    activation: "sigmoid" in leakage studies, in place of every ReLU. dropout: of the hidden linear layers.
     """
 
     activation: Activation = "relu"

@@ -106,6 +106,9 @@ class VisionTransformer(nn.Module):
 class Vit(Network):
     """A plain vision transformer, small by default (Dosovitskiy et al. 2021).
 
+    patch_size: pixels per side. depth: of blocks. width: of a token. heads: of the attention.
+    mlp_width: hidden units of a block's MLP. dropout: in the blocks.
+
     ViT-B/16 is patch_size 16, depth 12, width 768, heads 12, mlp_width 3072. Weights start from a normal distribution
     of deviation 0.02, biases from 0, as in Hugging Face's ViT, which OUTPOST attacks.
     """

@@ -37,9 +37,9 @@ class CocktailParty(Attack):
     Every row of that gradient is a mixture of the inputs. They are found as components that are far from Gaussian,
     smooth if they are images, and unlike each other. The gradient of the bias gives their sign and scale. Before a ReLU
     they are found exactly, as in `spear`. Behind convolutions they are features, and images are sought that have them.
-    iterations, learning_rate: of Adam on the unmixing. smooth: weight of total variation on images (0: none). apart:
-    weight of the decorrelation, and sharpness: of its exponent. invert_iterations: of L-BFGS on images behind
-    convolutions; invert_smooth: weight of total variation there.
+    iterations, learning_rate: of Adam on the unmixing. smooth: weight of total variation on images (0: none).
+    apart: weight of the decorrelation. sharpness: factor in its exponent.
+    invert_iterations: of L-BFGS on images behind convolutions. invert_smooth: weight of total variation there.
 
     Assumes: one local step of plain gradient descent on one batch of fewer examples than the layer has units.
     Cannot: prove its guess. Unmixing is approximate: images show traces of each other, the more the larger the batch.

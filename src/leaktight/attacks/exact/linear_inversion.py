@@ -27,8 +27,9 @@ class LinearInversion(Attack):
     """Linear-layer inversion: the first layer's weight gradient over its bias gradient, in closed form.
 
     One example: exact for every network whose first layer is linear with a bias. Several examples: only for a network
-    of one linear layer and different labels. There the row of a label is mostly its own image; `refinements` (>= 0)
-    iterations then solve for images and probabilities in turn, and the one with the smallest error is the answer.
+    of one linear layer and different labels. There the row of a label is mostly its own image.
+    refinements: iterations that then solve for images and probabilities in turn, >= 0; the one with the smallest error
+    is the answer.
 
     Reference: Phong et al. 2018; Geiping et al. 2020, proposition 3.1; labels as {i : gradient of bias i < 0}.
     Assumes: the number of examples; for a model change one local step of plain gradient descent, and for several

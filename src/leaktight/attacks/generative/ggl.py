@@ -128,8 +128,9 @@ class Ggl(Preset):
 
     generator: whose latents are searched. optimizer: "cma_es", "adam" or "bayesian".
     iterations: each evaluates `population` points with CMA-ES, 10 with "bayesian", one with Adam.
-    regulariser: "tanh", latents in (-1, 1); "kl", the divergence from N(0, 1) with weight `kl`; "none"; None: "tanh"
-    for CMA-ES and "kl" for the others. learning_rate: of Adam.
+    population: points of an iteration of CMA-ES.
+    regulariser: "tanh", latents in (-1, 1); "kl", the divergence from N(0, 1); "none"; None: "tanh" for CMA-ES and "kl"
+    for the others. kl: weight of that divergence. learning_rate: of Adam.
     expects: a defense that is also applied to guesses, with the strength estimated from the update.
     Reference: Li et al. 2022. Assumes: one example (labels as iDLG), or other labels; a generator of such images; the
     defense, if one is expected.

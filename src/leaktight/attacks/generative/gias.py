@@ -26,7 +26,7 @@ class Gias(Preset):
     """GIAS: searches a generator's latents from several starts, then the weights of one generator per image.
 
     generator: the one to start from. latent_iterations, latent_learning_rate: of the first phase, which has all the
-    restarts. iterations, learning_rate: of the second phase, with the latents fixed.
+    restarts. iterations, learning_rate: of the second phase, with the latents fixed. total_variation: its weight.
     Reference: Jeon et al. 2021. Assumes: labels, the number of examples, a generator of such images.
     Differs from the paper: batch norm of the generator keeps the statistics of its file; the weight of total variation
     is for images in [0, 1].

@@ -103,6 +103,7 @@ class Grnn(Preset):
     squared, wasserstein, cosine, total_variation: weights of the terms of the loss, >= 0; 0 leaves a term out.
     variant: "paper", the Wasserstein distance of the sorted values; "code", the Euclidean norm in its place.
     latent: the length of the noise vector of each image.
+    learning_rate, momentum: of RMSprop on the generator's weights. decay: how the rate falls over the iterations.
     softening: the first temperature of soft max-pooling in guesses, which falls to a hundredth; 0: hard max-pooling.
     Reference: Ren et al. 2022. Assumes: the number of examples.
     Differs from the paper: 2000 iterations at a rate that falls from 1.5e-4 as a cosine (paper: 1000 at 1e-4); soft

@@ -47,8 +47,11 @@ class Fishing(Preset, ActiveAttack):
     occurs. "none" changes nothing (ablation). The image is then searched for with AGIC's layer-weighted cosine, total
     variation and signed Adam.
 
-    target: the class; None: the first of the rarest that occur. class_weight: weights of its row; its product with the
-    sum of the features must stay well below `class_bias`. feature_weight: weight of the deciding feature.
+    target: the class; None: the first of the rarest that occur. class_bias: the logit of all other classes.
+    class_weight: weights of its row; its product with the sum of the features must stay well below `class_bias`.
+    feature_weight: weight of the deciding feature.
+    learning_rate: of the search. total_variation: the prior's weight.
+    beta: how much more late layers weigh, as in AGIC.
     max_queries: the most rounds, >= 3. strength: how far the last layer moves from the original to the changed one, in
     (0, 1].
 

@@ -41,9 +41,9 @@ class RobbingTheFed(ActiveAttack):
     difference of weight gradients over that of bias gradients. Of N images in K bins of equal mass the fraction
     (1 - 1/K)^(N - 1) is alone.
 
-    num_bins: K, >= 2. measure: the "mean" of the pixels, the "fourier" component `mode` (>= 1), or a "random"
-    projection. law: the assumed distribution of the measure: that of "public" images, or "normal" or "laplace" with
-    mean `center` and standard deviation `spread`.
+    num_bins: K, >= 2. measure: the "mean" of the pixels, a "fourier" component, or a "random" projection.
+    mode: which Fourier component, >= 1. law: the assumed distribution of the measure: that of "public" images, or
+    "normal" or "laplace". center, spread: mean and standard deviation of "normal" and "laplace".
     form: "relu", or "hardtanh", whose units are active in their own bin only, so that nothing is subtracted.
     gain: factor on the measuring rows, > 0. disguise: relative noise on these rows, >= 0, so that they differ.
 

@@ -35,7 +35,12 @@ class Agic(Preset):
     each. The images of each update are reconstructed roughly, matched one to one across epochs, and each is then
     reconstructed from all updates that it is part of. The answer has the examples of the first epoch, by update.
 
-    beta, weighting, relu_modifier: see `LayerCosine`. slope: see `Adam`. epochs: >= 1.
+    beta: the weight of the last convolution, where the first has 1; 50 for untrained networks, 2 for trained ones.
+    weighting: how weights change from layer to layer. relu_modifier: layers with many exact zeros weigh more.
+    slope: the step follows Adam's direction ("plain"), its "sign" or its "soft_sign".
+    epochs: how many whole epochs the observations are, >= 1.
+    learning_rate: of Adam. decay: how it falls over the iterations. total_variation: the prior's weight.
+    slopes: of the loss by the logits, "guessed" or "observed" in the last layer's gradient.
     pre_iterations: of the rough reconstructions. later_weight: of the updates after the first epoch, >= 0.
     Reference: Xu et al. 2022. Assumes: labels (or a rule for them), the number of examples.
     Differs from the paper: it does not name the optimiser; here signed Adam with step decay, as in Inverting Gradients.

@@ -12,6 +12,8 @@ from leaktight.attacks.presets.idlg import IdlgAttack
 class Cpl(IdlgAttack):
     """CPL: iDLG from a start that repeats one random patch.
 
+    patch: the side of the patch in pixels.
+
     Reference: Wei et al. 2020. Differs from the paper: as DLG here; without the term that matches predictions, which
     the published code leaves out as well.
     """

@@ -18,6 +18,8 @@ from leaktight.attacks.presets.preset import Preset
 class Dlg(Preset):
     """Deep Leakage from Gradients: squared distance, image and label searched together, L-BFGS.
 
+    line_search: of L-BFGS, "wolfe" or "none". box: whether pixels stay in [0, 1].
+
     Reference: Zhu et al. 2019. Assumes: the number of examples.
     Differs from the paper: a Wolfe line search in float64 instead of plain steps in float32 (`line_search = "none"`);
     up to `restarts` restarts, until the loss is below 1e-6.

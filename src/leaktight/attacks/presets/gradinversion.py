@@ -49,7 +49,9 @@ class GradInversion(Preset):
     variant: "repaired", the cosine with the slopes of the loss as observed (`slopes.py`), the batch's own statistics
         where buffers were sent, signed steps; "paper", the squared distance, which has no say where a trained network's
         gradient is small, and running statistics where none were sent. The paper has 20 000 iterations.
-    learning_rate, total_variation, l2: None, the variant's own. distance: weight of the squared distance of "paper".
+    learning_rate: of the search; None, the variant's own. total_variation, l2: weights of these priors; None, the same.
+    distance: weight of the squared distance of "paper". batch_norm: weight of the batch-norm statistics.
+    consensus: weight of the term that draws restarts to their mean. langevin: noise added at each step.
     Reference: Yin et al. 2021, with the weights of a public reimplementation. Assumes: labels that are all different.
     Cannot: find images of a batch whose gradient others exceed by more than rounding lets through.
     """

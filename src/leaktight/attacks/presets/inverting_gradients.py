@@ -18,6 +18,9 @@ from leaktight.attacks.presets.preset import Preset
 class InvertingGradients(Preset):
     """Inverting Gradients: cosine distance, total variation, signed Adam in a box.
 
+    learning_rate: of Adam. decay: how it falls over the iterations. total_variation: the prior's weight.
+    slopes: of the loss by the logits, "guessed" or "observed" in the last layer's gradient.
+
     Reference: Geiping et al. 2020. Assumes: labels, the number of examples, the local training for model changes.
     """
 

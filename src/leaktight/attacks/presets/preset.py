@@ -28,10 +28,16 @@ _MATCHED: Mapping[str, Matched] = {"simulate": Simulation(), "one_batch": OneBat
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Attack):
-    """Settings that all optimisation attacks share. Those not listed here are described at `Matching`.
+    """Settings that all optimisation attacks share; `Matching` says more of each.
 
+    iterations: of each restart. restarts: independent starts; the one with the lowest loss is the answer.
     labels: how labels are found; None: the attack's own strategy.
     local: a change after several local steps is matched by simulating them ("simulate") or as one step ("one_batch").
+    backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled). precision: of the search.
+    parallel: restarts as one function ("vmap"), in "processes", or one after another ("none").
+    onednn: whether convolutions use oneDNN; None: a few timed iterations decide.
+    patience: stop when the loss has not fallen by 1 % in this many iterations; None: never.
+    progress_every: iterations between two reports of progress; it changes no result.
     """
 
     iterations: int = 300

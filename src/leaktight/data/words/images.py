@@ -80,6 +80,7 @@ WordLists = tuple[Sequence[WordImage], Sequence[WordImage] | None]
 class WordSettings(SplitSettings, ABC):
     """A data set of word images: RGB, stretched to `height` x `width`; words of 0-9a-z in any case.
 
+    height, width: in pixels. skip_unreadable: leave out damaged images instead of an error.
     max_words: the most words per part, drawn with `split_seed`; None takes all. max_length: the width L of the targets.
     Longer words, words with other symbols and (with `skip_unreadable`) damaged images are left out; the log counts
     them.
