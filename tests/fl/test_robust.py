@@ -80,7 +80,10 @@ def one(rule: Robust, *values: float) -> float:
 def rows(updates: Mapping[str, Update]) -> np.ndarray[Any, Any]:
     """The updates as vectors, in the order of their clients' names."""
     return np.stack(
-        [np.concatenate([updates[client].tensors[name].numpy().ravel() for name in SHAPES]) for client in sorted(updates)]
+        [
+            np.concatenate([updates[client].tensors[name].numpy().ravel() for name in SHAPES])
+            for client in sorted(updates)
+        ]
     )
 
 
@@ -126,7 +129,9 @@ OTHERWISE: Sequence[tuple[Robust, Callable[[np.ndarray[Any, Any]], np.ndarray[An
 )
 
 
-@pytest.mark.parametrize(("rule", "otherwise"), OTHERWISE, ids=lambda each: str(each) if isinstance(each, Robust) else "")
+@pytest.mark.parametrize(
+    ("rule", "otherwise"), OTHERWISE, ids=lambda each: str(each) if isinstance(each, Robust) else ""
+)
 @pytest.mark.parametrize("piece", [2**18, 4])
 def test_two_computations_agree(
     rule: Robust,
@@ -226,7 +231,11 @@ def with_buffers(clients: int, hostile: Params) -> dict[str, Update]:
     """All but the last clients send honest buffers beside their updates."""
     sent = drawn(clients, 0, scale=0.01)
     for place, name in enumerate(sent):
-        honest = {"mean": torch.tensor([2.0, 1.0]) + 0.01 * place, "count": torch.tensor(15), "flag": torch.tensor(True)}
+        honest = {
+            "mean": torch.tensor([2.0, 1.0]) + 0.01 * place,
+            "count": torch.tensor(15),
+            "flag": torch.tensor(True),
+        }
         sent[name] = replace(sent[name], buffers=hostile if place >= clients - 2 else honest)
     return sent
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.tensors import weighted_mean, buffers_of, cloned, parameters_of
+from leaktight.core.tensors import buffers_of, cloned, parameters_of, weighted_mean
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Examples, Params, Update
 from leaktight.defenses.ada_lrp import AdaLrp

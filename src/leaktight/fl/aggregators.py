@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from leaktight.core.errors import UsageError, require_above
 from leaktight.core.protocols import Aggregator, Conversation

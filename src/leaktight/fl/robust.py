@@ -229,8 +229,8 @@ class NormBound(Robust):
         if clients >= 3 or self.bound is not None:
             return None
         return (
-            f"NormBound without a bound expected at least 3 clients in a round, got {clients}: the median of 2 norms is "
-            "their mean; set bound"
+            f"NormBound without a bound expected at least 3 clients in a round, got {clients}: the median of 2 norms "
+            "is their mean; set bound"
         )
 
     def combined(self, changes: Changes, broadcast: Broadcast) -> dict[str, Tensor]:
@@ -304,6 +304,4 @@ def _bounded(changes: Changes, bound: float | None) -> dict[str, Tensor]:
     norms = [math.sqrt(float(squared_norm(each))) for each in zip(*changes.values(), strict=True)]
     most = statistics.median(norms) if bound is None else bound
     factors = torch.tensor([min(1.0, most / norm) if norm else 1.0 for norm in norms], dtype=torch.float64)[:, None]
-    return {
-        name: _by_piece(tensors, lambda piece: (factors * piece).mean(0)) for name, tensors in changes.items()
-    }
+    return {name: _by_piece(tensors, lambda piece: (factors * piece).mean(0)) for name, tensors in changes.items()}
