@@ -31,6 +31,7 @@ from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
 from leaktight.fl.messages import Outcome, Request, Trained
 from leaktight.fl.plan import FederationPlan
+from leaktight.fl.protocol import RoundOutcome
 from leaktight.fl.robust import Krum, Median, NormBound, Robust, TrimmedMean
 
 CLIENTS, HOSTILE = 8, ("client-006", "client-007")
@@ -198,6 +199,20 @@ def test_too_few_clients_are_refused_before_the_first_round(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         with_rule(make_federation, rule, plan=plan)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_audit_may_ask_a_client_alone(make_federation: MakeFederation, rule: str) -> None:
+    federation = replace(with_rule(make_federation, RULES[rule], plan=FederationPlan(rounds=1)), drawn=HOSTILE[:1])
+    outcomes: list[RoundOutcome] = []
+    inprocess.run(federation, workers=1, score=False, after_round=lambda outcome, _: outcomes.append(outcome))
+    (sent,) = outcomes[0].updates.values()
+    assert all(torch.equal(outcomes[0].change[name], tensor) for name, tensor in sent.tensors.items())
+
+
+def test_one_client_alone_has_nobody_to_fear(make_federation: MakeFederation) -> None:
+    """As in the reference with all data at one place (`--centralised`)."""
+    with_rule(make_federation, Krum(hostile=3), clients=1)
 
 
 def test_the_mean_of_buffers_is_what_it_was() -> None:

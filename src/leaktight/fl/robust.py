@@ -192,7 +192,9 @@ class Krum(Robust):
         clients = len(changes[0]) if changes else 1
         if clients == 1:
             return [0]
-        distances = sum(_squared_distances(piece) for tensors in changes for piece in _pieces(tensors))
+        distances = np.zeros((clients, clients))
+        for piece in (piece for tensors in changes for piece in _pieces(tensors)):
+            distances += _squared_distances(piece)
         nearest = np.sort(distances, axis=1)[:, 1 : clients - self.hostile - 1]  # the first is that to itself
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
         return sorted(int(place) for place in best)
@@ -294,7 +296,7 @@ def _squared_distances(piece: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np
     """Between the rows, (clients, clients)."""
     from scipy.spatial.distance import pdist, squareform  # slow to import
 
-    return np.asarray(squareform(pdist(piece.to(torch.float64).numpy(), "sqeuclidean")))
+    return np.asarray(squareform(pdist(piece.to("cpu", torch.float64).numpy(), "sqeuclidean")))
 
 
 def _bounded(changes: Changes, bound: float | None) -> dict[str, Tensor]:
