@@ -284,6 +284,20 @@ def test_empty_tensors_and_scalars(rule: Robust) -> None:
 
 
 @every_rule
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_types_are_kept(rule: Robust, dtype: torch.dtype) -> None:
+    updates = drawn(8, 0)
+    cast = {
+        client: replace(each, tensors={name: tensor.to(dtype) for name, tensor in each.tensors.items()})
+        for client, each in updates.items()
+    }
+    change = combined(rule, cast)[0]
+    assert {tensor.dtype for tensor in change.values()} == {dtype}
+    expected = flat(combined(rule, updates)[0])
+    np.testing.assert_allclose(flat({name: each.float() for name, each in change.items()}), expected, atol=0.03)
+
+
+@every_rule
 def test_a_client_that_is_asked_alone_is_taken_as_it_is(rule: Robust) -> None:
     updates = drawn(1, 0, scale=0.01)
     np.testing.assert_array_equal(flat(combined(rule, updates)[0]), rows(updates)[0])

@@ -23,7 +23,7 @@ from leaktight.fl.aggregators import FedAvg, Linear
 Changes: TypeAlias = Mapping[str, Sequence[Tensor]]
 """Of each tensor the changes that the clients sent, in the order of their names; zeros from one that left it out."""
 
-_PIECE = 2**18  # values of each client that are worked on at once, so that updates are not copied as a whole
+_PIECE = 2**14  # values of each client that are worked on at once, so that updates are not copied as a whole
 _SLACK = 1e-9  # for products such as 0.29 * 100, which is less than 29
 
 
@@ -286,10 +286,16 @@ def _trimmed(tensors: Sequence[Tensor], cut: int) -> Tensor:
     """The mean of each value without the `cut` largest and the `cut` smallest."""
 
     def rule(piece: Tensor) -> Tensor:
-        middle = piece.sort(0).values[cut : len(piece) - cut] if cut else piece
+        middle = _sorted(piece)[cut : len(piece) - cut] if cut else piece
         return middle.to(torch.float64).mean(0)
 
     return _by_piece(tensors, rule)
+
+
+def _sorted(piece: Tensor) -> Tensor:
+    """Every column in order. NumPy sorts three times as fast as PyTorch, but not half precision."""
+    values = piece.float() if piece.dtype in (torch.float16, torch.bfloat16) else piece
+    return torch.from_numpy(np.sort(values.cpu().numpy(), axis=0)).to(piece.device)
 
 
 def _squared_distances(piece: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
