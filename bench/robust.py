@@ -177,8 +177,6 @@ DEFENSES: Mapping[str, str] = {
     "compression, 80 % pruned": "compression",
     "minmax, 5 % kept": "minmax",
     "lrp": "lrp",
-    "adadefense": "{kind='adadefense', learning_rate=0.01}",
-    "client_dp, multiplier 0.01": "{kind='client_dp', noise_multiplier=0.01}",
 }
 
 
