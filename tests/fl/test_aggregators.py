@@ -8,8 +8,9 @@ from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Aggregator
+from leaktight.core.tensors import weighted_mean
 from leaktight.core.types import State, Update
-from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam, ServerMomentum, weighted_mean
+from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam, ServerMomentum
 
 
 def updates(**values: tuple[float, int | None]) -> dict[str, Update]:

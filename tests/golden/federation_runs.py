@@ -123,12 +123,22 @@ AGGREGATORS: Mapping[str, tuple[str, ...]] = {
     "fedsgd": ("federation.aggregator={kind='fedsgd'}", "local.momentum=0.0", "local.samples=32"),
     "server_momentum": ("federation.aggregator={kind='server_momentum'}",),
     "server_adam": ("federation.aggregator={kind='server_adam'}",),
+    "median": ("federation.aggregator={kind='median'}",),
+    "median-resnet20": (
+        "model={kind='resnet20'}",
+        "local.samples=32",
+        "federation.rounds=1",
+        "federation.aggregator={kind='median'}",
+    ),
+    "trimmed_mean": ("federation.aggregator={kind='trimmed_mean', trim=0.34}",),
+    "krum": ("partition.clients=5", "federation.per_round=5", "federation.aggregator={kind='krum'}"),
+    "norm_bound": ("federation.aggregator={kind='norm_bound', of={kind='server_momentum'}}",),
     "fedboosting": ("federation.aggregator={kind='fedboosting'}",),
     "fedboosting-code": ("federation.aggregator={kind='fedboosting', variant='code'}",),
     "fedboosting-noisy": ("federation.aggregator={kind='fedboosting', fusion={kind='noisy'}}",),
     "encrypted": (f"federation.aggregator={{kind='encrypted', cipher={PAILLIER}}}",),
 }
-ON_FLOWER = ("fedavg", "fedboosting", "encrypted")
+ON_FLOWER = ("fedavg", "median", "krum", "fedboosting", "encrypted")
 
 
 def trained(name: str, carrier: Callable[[Any], Parts]) -> Parts:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.tensors import buffers_of, cloned, parameters_of
+from leaktight.core.tensors import buffers_of, cloned, parameters_of, weighted_mean
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Examples, Params, Update
 from leaktight.defenses.ada_lrp import AdaLrp
@@ -35,7 +35,7 @@ from leaktight.defenses.minmax import MinMaxSampling
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.defenses.precode import Precode
-from leaktight.fl.aggregators import FedAvg, weighted_mean
+from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.fedboosting import TRAINING_LOSS, FedBoosting, NoisyFusion, PlainCombined
 from leaktight.fl.local import Trainer

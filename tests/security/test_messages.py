@@ -33,6 +33,7 @@ from leaktight.fl.fedboosting import FedBoosting, FixedFusion
 from leaktight.fl.federation import Federation, assemble
 from leaktight.fl.messages import LEAVES, Answered, Ask, Declined, Evaluated, Reply, Request, Trained, encode
 from leaktight.fl.plan import FederationPlan
+from leaktight.fl.robust import Krum, Median, NormBound, TrimmedMean
 
 from flwr.app import Message  # isort: skip
 
@@ -44,6 +45,10 @@ WAYS: Mapping[str, Aggregator] = {
     "fedsgd": FedSgd(),
     "server_momentum": ServerMomentum(),
     "server_adam": ServerAdam(),
+    "median": Median(),
+    "trimmed_mean": TrimmedMean(),
+    "krum": Krum(),
+    "norm_bound": NormBound(),
     "fedboosting": FedBoosting(),
     "fedboosting, fixed": FedBoosting(variant="code", fusion=FixedFusion()),
     "encrypted": Encrypted(cipher=SMALL),
@@ -64,16 +69,17 @@ def scene(
     defense: Defense, aggregator: Aggregator, *, normalised: bool = False, evaluate: str = "server"
 ) -> Federation:
     generator = replayed(0).public()
-    images = torch.randint(256, (36, 3, 4, 4), generator=generator, dtype=torch.uint8)
-    examples = Examples(images, torch.arange(36) % 3)
+    images = torch.randint(256, (60, 3, 4, 4), generator=generator, dtype=torch.uint8)
+    examples = Examples(images, torch.arange(60) % 3)
     data = Dataset("made up", examples, examples.part(0, 9), ("a", "b", "c"))
     with global_seed(replayed(1)):
         norm = [nn.BatchNorm2d(4)] if normalised else []
         model = nn.Sequential(nn.Conv2d(3, 4, 3), *norm, nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
     one_step = aggregator.update_kind == "gradient"
+    clients = 3 if aggregator.why_too_few(3) is None else 5
     return assemble(
         data,
-        Iid(clients=3, validation=0.2).split(data, rng=replayed(2)),
+        Iid(clients=clients, validation=0.2).split(data, rng=replayed(2)),
         model,
         local=LocalTraining(samples=6, batch_size=6 if one_step else 3, learning_rate=0.05),
         aggregator=aggregator,
@@ -100,7 +106,7 @@ def sent_inprocess(federation: Federation) -> list[Sent]:
 
 def sent_on_flower(federation: Federation) -> list[Sent]:
     taken: list[Sent] = []
-    names, places = sorted(federation.shares), {node: place for place, node in enumerate(nodes(3))}
+    names, places = sorted(federation.shares), {node: place for place, node in enumerate(nodes(len(federation.shares)))}
 
     def tapped(asked: Message, reply: Message) -> Message:
         if asked.metadata.message_type != HELLO:

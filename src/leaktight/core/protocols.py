@@ -22,6 +22,7 @@ from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.inputs import ALL_INPUTS, ONLY_IMAGES, Inputs, require_inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import weighted_mean
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import (
     Batch,
@@ -162,6 +163,11 @@ class Defense(Protection):
         return False
 
     @property
+    def needs_mean(self) -> str | None:
+        """Why the server has to combine updates by their mean; None if another rule will do."""
+        return None
+
+    @property
     def questions(self) -> Mapping[str, Asked]:
         """The kinds of questions that `agree` asks and `answer` answers."""
         return {}
@@ -258,9 +264,21 @@ class Aggregator:
     def aggregate(
         self, updates: Mapping[str, Update], state: State, *, broadcast: Broadcast, rng: Rng
     ) -> Conversation[tuple[Params, State]]:
-        """As `combine`, with questions to the clients. A change of buffers replaces their mean."""
+        """As `combine`, with questions to the clients. It may also return changes of buffers."""
         yield from ()
         return self.combine(updates, state)
+
+    def combine_buffers(self, updates: Mapping[str, Update]) -> Params:
+        """The next buffers (batch statistics) by name, but for those whose change `aggregate` returns.
+
+        Their mean, weighted by the number of examples.
+        """
+        sent = {client: update.buffers for client, update in updates.items() if update.buffers is not None}
+        return weighted_mean(sent, {client: float(updates[client].num_examples or 1) for client in sent})
+
+    def why_too_few(self, clients: int) -> str | None:
+        """Why it cannot combine the updates of a round of this many clients; None if it can."""
+        return None
 
     def answer(self, question: Question, state: State, member: Member, *, rng: Rng) -> tuple[State, State]:
         """A client's answer to one of the questions of `agree` or `aggregate`, and its new state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 
 import safetensors.torch
@@ -52,6 +53,26 @@ def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
     """
     parts = [tensor.to(torch.float64).square().sum() for tensor in tensors]
     return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+
+
+def weighted_mean(values: Mapping[str, Params], weights: Mapping[str, float]) -> dict[str, Tensor]:
+    """The weighted mean of each tensor over the clients that sent it; integer tensors are rounded.
+
+    >>> weighted_mean({"a": {"w": torch.tensor(1.0)}, "b": {"w": torch.tensor(4.0)}}, {"a": 2, "b": 1})
+    {'w': tensor(2.)}
+    """
+    names = {name: None for client in sorted(values) for name in values[client]}
+    result: dict[str, Tensor] = {}
+    for name in names:
+        senders = [client for client in sorted(values) if name in values[client]]
+        total = math.fsum(weights[client] for client in senders)
+        mean = sum(
+            (values[client][name] * (weights[client] / total) for client in senders[1:]),
+            values[senders[0]][name] * (weights[senders[0]] / total),
+        )
+        like = values[senders[0]][name]
+        result[name] = mean if like.is_floating_point() else torch.round(mean).to(like.dtype)
+    return result
 
 
 def num_bytes(tensors: Params) -> int:

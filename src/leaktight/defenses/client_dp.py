@@ -111,6 +111,12 @@ class ClientDp(Defense):
         return replace(update, tensors=sent, num_examples=num_examples, metrics={}), state
 
     @property
+    def needs_mean(self) -> str | None:
+        if self.noise_shares == 1 or not self.noise_multiplier:
+            return None
+        return f"with noise_shares = {self.noise_shares} a single update, which that rule reads, has too little noise"
+
+    @property
     def private(self) -> bool:
         return self.noise_multiplier > 0
 

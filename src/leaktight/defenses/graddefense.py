@@ -77,6 +77,12 @@ class GradDefense(Defense):
     def takes(self) -> frozenset[type[Inputs]]:
         return ONLY_IMAGES  # it needs the derivative with respect to the input
 
+    @property
+    def needs_mean(self) -> str | None:
+        if not self.compensation_scale or not self.noise_std:
+            return None
+        return "its compensation_scale removes noise of the size that it has in a mean over clients"
+
     def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
         report("noise_std", self.noise_std)
         if not self.noise_std:

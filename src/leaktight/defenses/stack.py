@@ -90,6 +90,11 @@ class Stack(Defense):
         return any(part.private_parts for part in self.parts)
 
     @property
+    def needs_mean(self) -> str | None:
+        reasons = ((name, part.needs_mean) for name, part in self.named.items())
+        return next((f"{name}: {reason}" for name, reason in reasons if reason is not None), None)
+
+    @property
     def private(self) -> bool:
         return any(part.private for part in self.parts)
 

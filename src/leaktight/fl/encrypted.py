@@ -22,6 +22,7 @@ from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.secure_sum import new_private_key, public_key
 from leaktight.fl.aggregators import FedAvg, Linear
 from leaktight.fl.fedboosting import FedBoosting, Fusion, changes_of
+from leaktight.fl.robust import Robust
 
 _BOX = "key of encrypted aggregation"
 _SPREAD = 12  # standard deviations of noise that the cipher has room for; exceeded with probability 10^-32
@@ -50,6 +51,10 @@ class Encrypted(Aggregator):
     cipher: Cipher = Paillier()
 
     def __post_init__(self) -> None:
+        if isinstance(self.of, Robust):
+            raise ValueError(
+                f"{self.of.why_plain}; use it without encryption, or encrypt a mean (fedavg, fedboosting, ...)"
+            )
         if not isinstance(self.of, Linear):
             raise ValueError(f"expected of to be a linear aggregator (fedavg, fedboosting, ...), got {self.of}")
         if self.cipher.noise_bound:

@@ -18,10 +18,10 @@ from leaktight.core.errors import RefusedError, RoundFailedError, UsageError, re
 from leaktight.core.protocols import Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
 from leaktight.core.secret import released
-from leaktight.core.tensors import add, squared_norm
+from leaktight.core.tensors import add, squared_norm, weighted_mean
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.crypto.cipher import integer_weights
-from leaktight.fl.aggregators import Combined, Linear, weighted_mean
+from leaktight.fl.aggregators import Combined, Linear
 
 TRAINING_LOSS = "training_loss"
 _LEAST_LOSS = 1e-12

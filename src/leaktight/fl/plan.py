@@ -14,6 +14,7 @@ from leaktight.core.errors import OutsideBudgetError, UsageError, require_at_lea
 from leaktight.core.protocols import Aggregator, Defense
 from leaktight.core.rng import Rng
 from leaktight.fl.local import Trainer
+from leaktight.fl.robust import Robust
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,16 @@ class Setup:
         """The same with this defense, and with the network prepared by it."""
         model = defense.prepare(copy.deepcopy(self.trainer.model), rng=rng)
         return replace(self, trainer=replace(self.trainer, model=model, defense=defense))
+
+    def check_rule(self) -> None:
+        """Raise UsageError if the defense needs a mean and the aggregator computes something else."""
+        reason = self.defense.needs_mean
+        if reason is not None and isinstance(self.aggregator, Robust):
+            rule, own = type(self.aggregator).__name__, type(self.defense).__name__
+            raise UsageError(
+                f"{own} cannot be combined with {rule}: {reason}; choose an aggregator that takes the mean, such as "
+                "fedavg, or another defense"
+            )
 
     def check_counted(self, scores_on: str | None) -> None:
         """Raise `OutsideBudgetError` if a method releases what the defense's privacy budget does not count."""
@@ -118,7 +129,14 @@ class Server:
             raise UsageError(
                 "a gradient update is one local step; set local.steps = 1, or choose an aggregator of model changes"
             )
+        self.setup.check_rule()
         self.setup.check_counted(self.scores_on)
+        if self.drawn is None and len(self.sizes) > 1:
+            least = self.plan.min_clients or drawn
+            reason = self.setup.aggregator.why_too_few(least)
+            if reason is not None:
+                named = "min_clients" if self.plan.min_clients else "clients per round"
+                raise UsageError(f"{reason} (federation: {named} = {least})")
 
     @property
     def scores_on(self) -> Literal["validation", "test"] | None:

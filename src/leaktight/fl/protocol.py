@@ -23,7 +23,6 @@ from leaktight.core.protocols import Conversation
 from leaktight.core.tensors import add, first_non_finite, flatten_state, num_bytes
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.accept import accepted, is_score
-from leaktight.fl.aggregators import weighted_mean
 from leaktight.fl.messages import (
     Answered,
     Ask,
@@ -157,7 +156,8 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
     change: Params = {name: tensor for name, tensor in combined.items() if name in state.params}
     change, defense = server.setup.defense.on_aggregate(change, len(updates), state.defense)
     statistics = {name: state.buffers[name] + tensor for name, tensor in combined.items() if name in state.buffers}
-    params, buffers = add(state.params, change), {**state.buffers, **_mean_buffers(updates), **statistics}
+    params = add(state.params, change)
+    buffers = {**state.buffers, **aggregator.combine_buffers(updates), **statistics}
     broken = first_non_finite(params) or first_non_finite(buffers)
     if broken is not None:
         raise RoundFailedError(f"round {state.round + 1}: {broken!r} of the next model is not finite; nothing was kept")
@@ -211,8 +211,3 @@ def _converse(conversation: Conversation[T], to: Literal["aggregator", "defense"
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-def _mean_buffers(updates: Mapping[str, Update]) -> Params:
-    sent = {client: update.buffers for client, update in updates.items() if update.buffers is not None}
-    return weighted_mean(sent, {client: float(updates[client].num_examples or 1) for client in sent})

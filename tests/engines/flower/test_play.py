@@ -12,7 +12,7 @@ import torch
 from tests.engines.flower.grids import Change, LocalGrid, nodes
 
 from leaktight.core.errors import LeaktightError, RoundFailedError
-from leaktight.core.protocols import Defense, Report, Step
+from leaktight.core.protocols import Aggregator, Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest
 from leaktight.core.types import Params, State, Update
@@ -27,11 +27,12 @@ from leaktight.engines.flower.carrier import GridCarrier
 from leaktight.engines.flower.messages import read_reply, reply_message
 from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play
-from leaktight.fl.aggregators import FedAvg
+from leaktight.fl.aggregators import FedAvg, ServerAdam, ServerMomentum
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Declined, Trained
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
+from leaktight.fl.robust import Krum, Median, NormBound, TrimmedMean
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # isort: skip
 
@@ -86,6 +87,25 @@ def test_the_model_is_that_of_the_other_engine(make_federation: MakeFederation, 
     assert whole(one) == whole(two)
     assert scores["inprocess"] == scores["flower"]
     assert two.clients == {}
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        Median(),
+        TrimmedMean(of=ServerMomentum()),
+        Krum(),
+        Krum(keep=3),
+        NormBound(),
+        NormBound(bound=0.1, of=ServerAdam()),
+    ],
+    ids=str,
+)
+def test_robust_rules_give_the_same_model_on_both_engines(
+    make_federation: MakeFederation, aggregator: Aggregator
+) -> None:
+    federation = make_federation(clients=5, plan=FederationPlan(rounds=2), aggregator=aggregator)
+    assert whole(inprocess.run(federation, workers=1)) == whole(play(grid_for(federation), federation, run="a"))
 
 
 def test_without_the_seed_of_the_config_noise_is_the_nodes_own(make_federation: MakeFederation) -> None:
