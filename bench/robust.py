@@ -177,6 +177,8 @@ DEFENSES: Mapping[str, str] = {
     "compression, 80 % pruned": "compression",
     "minmax, 5 % kept": "minmax",
     "lrp": "lrp",
+    "adadefense": "{kind='adadefense', learning_rate=0.01}",
+    "client_dp, multiplier 0.01": "{kind='client_dp', noise_multiplier=0.01}",
 }
 
 
@@ -214,7 +216,7 @@ def once(name: str | None, size: int) -> None:
         combine(RULES[name], broadcast, sent)
 
 
-def cost(sizes: tuple[int, ...] = (1_000_000, 10_000_000)) -> None:
+def cost(sizes: tuple[int, ...] = (1_000_000,)) -> None:
     """Seconds of a round's aggregation, and its peak of memory beside the updates themselves."""
     for size in sizes:
         broadcast, sent = updates(size)
