@@ -270,7 +270,7 @@ def test_all_participants_find_the_same_room_and_one_told_another_is_refused() -
     [
         (NoisyFusion(update_norm=3.0), SMALL, "bound to be at least the fusion's update_norm, 3, got 1; raise bound"),
         (NoisyFusion(noise_multiplier=1e-8), SMALL, "which the cipher can tell from 0, got 1.198e-08; raise noise_mul"),
-        (NoisyFusion(noise_multiplier=1e-6), Ckks(), "which the cipher can tell from 0"),
+        (NoisyFusion(noise_multiplier=1e-9), Ckks(), "which the cipher can tell from 0"),
         (None, replace(SMALL, noise_bound=1.0), "expected no noise_bound of the cipher, got 1; leave it out"),
     ],
 )

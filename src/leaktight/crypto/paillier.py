@@ -70,10 +70,12 @@ class Paillier(Cipher):
         key = SecretKey.generate(self.key_bits, rng=rng, unsafe_small=self.unsafe_small)
         return Keys(key.public.to_bytes(), key.to_bytes())
 
-    def encrypt(self, values: Values, public: bytes, *, rng: Rng | None = None, workers: int = 1) -> Sealed:
+    def encrypt(self, values: Values, keys: Keys, *, rng: Rng | None = None, workers: int = 1) -> Sealed:
         """As in `Cipher`. workers: number of processes; more than 1 is faster only for millions of values."""
         self.check_values(values)
-        key = self._public(public)
+        key = self._public(keys.public)
+        if keys.secret:
+            self.check_pair(key.fingerprint, _secret_key(keys.secret).public.fingerprint)
         ciphers = key.encrypt(self.slots.pack(self.slots.quantise(values)), rng=rng, workers=workers)
         return self._sealed(key, len(values), 1, False, ciphers)
 

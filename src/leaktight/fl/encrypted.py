@@ -16,7 +16,7 @@ from leaktight.core.protocols import Aggregator, Asked, Conversation, Member, Qu
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import unflattened
 from leaktight.core.types import Broadcast, Params, State, Update, UpdateKind
-from leaktight.crypto.cipher import Cipher, CipherError, Sealed, Values, integer_weights
+from leaktight.crypto.cipher import Cipher, CipherError, Keys, Sealed, Values, integer_weights
 from leaktight.crypto.key_transport import boxed, opened
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.secure_sum import new_private_key, public_key
@@ -132,8 +132,9 @@ class Encrypted(Aggregator):
             update, state.get("of", {}), member, broadcast=broadcast, rng=rng.child("of")
         )
         changes = changes_of(update, broadcast)
-        public, clients = _kept(state, "public", member), _kept(state, "clients", member)
-        sealed = self.sealing(clients).encrypt(_flat(changes), public, rng=rng.child("encrypt"))
+        keys = Keys(_kept(state, "public", member), _kept(state, "secret", member))
+        cipher = self.sealing(_kept(state, "clients", member))
+        sealed = cipher.encrypt(_flat(changes), keys, rng=rng.child("encrypt"))
         counters = {name: tensor for name, tensor in (update.buffers or {}).items() if name not in changes}
         sent = replace(
             update,
