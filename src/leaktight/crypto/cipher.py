@@ -15,8 +15,8 @@ from leaktight.core.errors import LeaktightError, require_above, require_at_leas
 from leaktight.core.rng import Rng
 from leaktight.core.types import State
 
-Values = NDArray[np.float64]
-Noise = NDArray[np.floating]
+Values = NDArray[np.floating]
+Noise = Values
 Body = bytes | bytearray | memoryview
 
 
@@ -141,7 +141,7 @@ class Cipher(ABC):
 
     def check_values(self, values: Values) -> None:
         """Raise unless every value is a number within the bound."""
-        largest = float(np.abs(values).max(initial=0.0))
+        largest = largest_of(values)
         if not largest <= self.bound:
             raise QuantiserOverflowError(
                 f"expected values within ±{self.bound:g}, got {largest:g}; raise the cipher's bound, clip updates, "
@@ -152,7 +152,7 @@ class Cipher(ABC):
         """Raise unless this is noise (count,) within `noise_bound`."""
         if noise.shape != (count,):
             raise CipherError(f"expected noise for {count} values, got noise of shape {noise.shape}")
-        largest = float(np.abs(noise).max(initial=0.0))
+        largest = largest_of(noise)
         if not largest <= self.noise_bound:
             raise QuantiserOverflowError(
                 f"expected noise within ±{self.noise_bound:g}, got {largest:g}; raise the cipher's noise_bound, "
@@ -192,6 +192,11 @@ class Cipher(ABC):
     def form(self) -> str:
         """The settings as text: only ciphertexts with the same settings can be added."""
         return repr(self)
+
+
+def largest_of(values: Noise) -> float:
+    """The largest absolute value, NaN if there is one, 0 of nothing; no copy is made."""
+    return float(max(values.max(initial=0.0), -values.min(initial=0.0)))
 
 
 def integer_weights(shares: Mapping[str, float], scale: int) -> dict[str, int]:

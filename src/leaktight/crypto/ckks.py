@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from leaktight.core.rng import Rng
-from leaktight.crypto.cipher import Cipher, CiphertextError, Keys, Noise, Sealed, Values, WrongKeyError
+from leaktight.crypto.cipher import Cipher, CiphertextError, Keys, Noise, Sealed, Values, WrongKeyError, largest_of
 from leaktight.crypto.seal import SecretKey, bench, new_secret, secret_of
 
 _RINGS = (8192, 16384)
@@ -86,7 +86,7 @@ class Ckks(Cipher):
         body = bytearray()
         with bench(self.ring, self.scale) as tool:
             for start in range(0, len(values), self.ring):
-                _append(body, tool.encrypted(values[start : start + self.ring] / self.bound, secret))
+                _append(body, tool.encrypted(values[start : start + self.ring], 1 / self.bound, secret))
         return self._sealed(tag, len(values), 1, False, body)
 
     def combine(
@@ -108,7 +108,7 @@ class Ckks(Cipher):
                 for term in terms:
                     tool.added(mean, term)
                 if noise is not None:
-                    tool.shifted(mean, noise[place * self.ring : (place + 1) * self.ring] * (total / self.bound))
+                    tool.shifted(mean, noise[place * self.ring : (place + 1) * self.ring], total / self.bound)
                 _append(body, tool.saved(mean))
         return self._sealed(tag, count, total, noise is not None, body)
 
@@ -121,7 +121,7 @@ class Ckks(Cipher):
                 values[start : start + self.ring] = tool.decrypted(part, key)[: sealed.count - start]
         values *= self.bound / sealed.weight
         most = self.bound + (self.noise_bound if sealed.noisy else 0.0)
-        if not max(values.max(), -values.min()) < _MARGIN * most:
+        if not largest_of(values) < _MARGIN * most:
             raise CiphertextError(
                 f"expected {sealed.count} values within the bound, got others: the ciphertext is damaged"
             )

@@ -64,17 +64,19 @@ class Bench:
     path: str
     handle: int
 
-    def encoded(self, values: Values) -> Any:
-        """A plaintext of up to `ring` numbers."""
+    def encoded(self, values: Values, factor: float) -> Any:
+        """A plaintext of up to `ring` numbers, multiplied by a factor in double precision."""
         pairs = np.zeros(len(values) + len(values) % 2)
         pairs[: len(values)] = values
+        pairs *= factor
         plain = _seal().Plaintext()
         encoder_of(self.ring).encode(pairs.view(np.complex128).tolist(), self._level, self.scale, plain)
         return plain
 
-    def encrypted(self, values: Values, secret: SecretKey) -> bytes:
+    def encrypted(self, values: Values, factor: float, secret: SecretKey) -> bytes:
         """A ciphertext whose second polynomial is random, and so is sent as the seed of 64 bytes that it came from."""
-        return self.saved(_seal().Encryptor(context_of(self.ring), secret.key).encrypt_symmetric(self.encoded(values)))
+        encryptor = _seal().Encryptor(context_of(self.ring), secret.key)
+        return self.saved(encryptor.encrypt_symmetric(self.encoded(values, factor)))
 
     def weighted(self, part: memoryview, weight: int) -> Any:
         """The ciphertext in these bytes times a whole number; CiphertextError if it is none under these settings."""
@@ -89,9 +91,9 @@ class Bench:
     def added(self, total: Any, other: Any) -> None:
         _seal().Evaluator(context_of(self.ring)).add_inplace(total, other)
 
-    def shifted(self, total: Any, values: Values) -> None:
-        """Add known numbers to a ciphertext."""
-        _seal().Evaluator(context_of(self.ring)).add_plain_inplace(total, self.encoded(values))
+    def shifted(self, total: Any, values: Values, factor: float) -> None:
+        """Add known numbers, multiplied by a factor, to a ciphertext."""
+        _seal().Evaluator(context_of(self.ring)).add_plain_inplace(total, self.encoded(values, factor))
 
     def decrypted(self, part: memoryview, secret: SecretKey) -> Values:
         """The `ring` numbers of a ciphertext."""

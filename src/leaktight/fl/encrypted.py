@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -292,8 +291,11 @@ class SealedCombined:
 
 
 def _flat(changes: Params) -> Values:
-    parts = [tensor.detach().to(torch.float64).flatten().numpy() for tensor in changes.values()]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    """All changes in one vector: of float32, unless one of them has more digits."""
+    wide = any(tensor.dtype == torch.float64 for tensor in changes.values())
+    parts = [tensor.detach().to(torch.float64 if wide else torch.float32).flatten() for tensor in changes.values()]
+    flat: Values = (torch.cat(parts) if parts else torch.zeros(0)).numpy()
+    return flat
 
 
 def _checked(values: Any, reader: str, names: Sequence[str], broadcast: Broadcast) -> dict[str, Tensor]:

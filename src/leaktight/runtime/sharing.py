@@ -64,7 +64,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if obj.layout != torch.strided or not obj.is_contiguous():
             return NotImplemented
-        return _tensor, (obj.reshape(-1).view(torch.uint8).numpy().tobytes(), obj.dtype, tuple(obj.shape))
+        return _tensor, (pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy()), obj.dtype, tuple(obj.shape))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -76,7 +76,6 @@ class _Unpickler(pickle.Unpickler):
         return self.shared[number]
 
 
-def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()
+def _tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor in the memory of `data`: an update may have gigabytes, which are copied as seldom as possible."""
+    return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
