@@ -100,7 +100,7 @@ def test_no_slot_runs_over_at_the_bounds(cipher: Paillier, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("cipher", CIPHERS, ids=lambda cipher: type(cipher).__name__)
-@pytest.mark.parametrize("count", [1, 7, 4096, 4099])
+@pytest.mark.parametrize("count", [1, 7, 4099, 8192, 8193])
 def test_weighted_means_and_noise(cipher: Cipher, count: int) -> None:
     cipher = replace(cipher, noise_bound=0.1)
     values, noise = [numbers(count, seed=seed) for seed in range(3)], 0.1 * numbers(count, seed=9)
@@ -111,6 +111,34 @@ def test_weighted_means_and_noise(cipher: Cipher, count: int) -> None:
     assert np.abs(mean - expected).max() <= cipher.resolution
     noised = cipher.decrypt(cipher.combine(vectors, [5, 0, 11], keys.public, noise=noise), keys.secret)
     assert np.abs(noised - expected - noise).max() <= 2 * cipher.resolution
+
+
+@pytest.mark.parametrize("cipher", CIPHERS, ids=lambda cipher: type(cipher).__name__)
+def test_sums_of_sums_have_the_weights_of_all(cipher: Cipher) -> None:
+    values, keys = [numbers(9, seed=seed) for seed in range(3)], keys_of(cipher)
+    vectors = [sealed_by(cipher, each, place) for place, each in enumerate(values)]
+    inner = cipher.combine(vectors[:2], [2, 3], keys.public)
+    total = cipher.combine([inner, vectors[2]], [4, 7], keys.public)
+    assert total.weight == 27
+    expected = np.average(values, axis=0, weights=[8, 12, 7])
+    assert np.abs(cipher.decrypt(total, keys.secret) - expected).max() <= cipher.resolution
+
+
+@pytest.mark.parametrize("cipher", CIPHERS, ids=lambda cipher: type(cipher).__name__)
+def test_single_precision_is_not_rounded_further(cipher: Cipher) -> None:
+    cipher = replace(cipher, bound=0.3)
+    values = numbers(30, 0.3).astype(np.float32)
+    single, double = (sealed_by(cipher, each) for each in (values, values.astype(np.float64)))
+    results = [cipher.decrypt(sealed, keys_of(cipher).secret) for sealed in (single, double)]
+    assert all(np.abs(result - values).max() <= cipher.resolution for result in results)
+
+
+@pytest.mark.parametrize("cipher", CIPHERS, ids=lambda cipher: type(cipher).__name__)
+def test_a_public_key_of_another_pair_is_refused(cipher: Cipher) -> None:
+    """A server that relays its own public key in place of the clients' would read what is encrypted under it."""
+    ours, theirs = keys_of(cipher), keys_of(cipher, 1)
+    with pytest.raises(WrongKeyError, match="which belongs to the secret one"):
+        cipher.encrypt(numbers(9), Keys(theirs.public, ours.secret))
 
 
 @pytest.mark.parametrize("cipher", CIPHERS, ids=lambda cipher: type(cipher).__name__)

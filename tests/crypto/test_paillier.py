@@ -81,6 +81,14 @@ def test_processes_and_threads_change_nothing() -> None:
     assert SMALL.decrypt(alone, threads=3) == messages
 
 
+def test_the_primes_make_encryption_quicker_and_change_nothing(full: SecretKey) -> None:
+    messages = [0, 7, full.public.n - 1]
+    plain = full.public.encrypt(messages, rng=replayed(0))
+    assert full.public.encrypt(messages, rng=replayed(0), secret=full) == plain
+    many = list(range(2 * paillier_keys._WORTH_A_TABLE))
+    assert SMALL.public.encrypt(many, rng=replayed(1), secret=SMALL) == SMALL.public.encrypt(many, rng=replayed(1))
+
+
 def test_one_message_has_many_ciphertexts() -> None:
     ciphers = SMALL.public.encrypt([5] * 50, rng=replayed(0)) + SMALL.public.encrypt([5] * 50)
     assert len(set(ciphers)) == 100

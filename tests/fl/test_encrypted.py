@@ -211,6 +211,21 @@ def test_the_key_holder_looks_for_its_own_key_among_those_relayed() -> None:
         talk.agreed(broadcast_of(SHAPES).params)
 
 
+def test_a_client_does_not_encrypt_under_a_key_that_the_server_put_in_place_of_the_clients() -> None:
+    """The public key is relayed in the open; the secret one, which comes in a box, shows which one belongs to it."""
+    theirs = SMALL.new_keys(replayed(99))
+
+    def swap(client: str, question: Question) -> Question:
+        swapped = question.kind == "he_take_keys"
+        return Question(question.kind, {**question.payload, "public": theirs.public}) if swapped else question
+
+    talk, broadcast = talk_of(Encrypted(cipher=SMALL)), broadcast_of(SHAPES)
+    talk.before = swap
+    talk.agreed(broadcast.params)
+    with pytest.raises(LeaktightError, match="which belongs to the secret one"):
+        talk.seal("c1", updates_of(broadcast, SIZES)["c1"], broadcast)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loud(NoisyFusion):
     """Adds more noise than it says."""
