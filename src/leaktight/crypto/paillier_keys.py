@@ -29,7 +29,7 @@ from types import ModuleType
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
-from leaktight.crypto.cipher import CipherError, CiphertextError, WrongKeyError
+from leaktight.crypto.cipher import Body, CipherError, CiphertextError, WrongKeyError
 from leaktight.runtime.executor import Tell
 from leaktight.runtime.processes import run_all
 
@@ -117,7 +117,7 @@ class PublicKey:
         """Ciphertexts as bytes, all of the same length."""
         return b"".join(cipher.to_bytes(self.ciphertext_bytes, "big") for cipher in ciphers)
 
-    def part(self, body: bytes, number: int) -> list[int]:
+    def part(self, body: Body, number: int) -> list[int]:
         """The inverse of `join`; an impossible ciphertext under this key is an error."""
         size = self.ciphertext_bytes
         if len(body) != number * size:

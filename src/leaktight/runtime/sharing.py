@@ -48,7 +48,7 @@ class InMemory:
 
     def value(self) -> Any:
         """The value, in another process."""
-        return loaded(self.data.numpy(), self.ciphertexts)
+        return loaded(self.data.numpy().data, self.ciphertexts)
 
 
 def in_shared_memory(value: object) -> InMemory:
@@ -56,7 +56,7 @@ def in_shared_memory(value: object) -> InMemory:
     size = _Size()
     _Apart(size).dump(value)
     data = torch.empty(size.total, dtype=torch.uint8)
-    pickler = _Apart(_Memory(memoryview(data.numpy())))
+    pickler = _Apart(_Memory(data.numpy().data))
     pickler.dump(value)
     return InMemory(data.share_memory_(), [each.share_memory_() for each in pickler.shared if isinstance(each, Tensor)])
 
@@ -87,7 +87,11 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if obj.layout != torch.strided or not obj.is_contiguous():
             return NotImplemented
-        return _tensor, (pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy()), obj.dtype, tuple(obj.shape))
+        return _tensor, (
+            pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy().data),
+            obj.dtype,
+            tuple(obj.shape),
+        )
 
 
 class _Apart(_Pickler):
