@@ -84,7 +84,7 @@ def exponent(points: Sequence[Point]) -> float:
 
 
 def plot(found: Mapping[str, Sequence[Point]], folder: Path) -> Path:
-    """Seconds and memory by the number of parameters, both axes logarithmic; dotted: growth in proportion."""
+    """Seconds and memory by the number of parameters; dotted: growth in proportion."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -94,12 +94,13 @@ def plot(found: Mapping[str, Sequence[Point]], folder: Path) -> Path:
         (line,) = left.plot(counts, seconds, marker="o", label=f"{name}, exponent {exponent(points):.2f}")
         left.plot(counts, [seconds[-1] * each / counts[-1] for each in counts], ":", color=line.get_color())
         right.plot(counts, [each.memory / 1e9 for each in points], marker="o", label=name)
-    for axes, what in ((left, "seconds of the processor"), (right, "most memory, GB")):
-        axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel=what)
+    left.set(xscale="log", yscale="log", xlabel="parameters", ylabel="seconds of the processor")
+    right.set(xscale="log", ylim=(0, None), xlabel="parameters", ylabel="most memory of the process, GB")
+    for axes in (left, right):
         axes.legend()
     figure.suptitle("Two clients encrypt, the server adds, one client decrypts; dotted: in proportion")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "encryption-growth.png"
+    path = folder / "encryption.png"
     figure.savefig(path, dpi=120)
     return path
 

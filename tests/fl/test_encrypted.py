@@ -389,7 +389,7 @@ def test_a_run_resumes_with_its_keys() -> None:
 def test_ckks_stands_in_for_paillier() -> None:
     plain, _ = played(make_federation(FedAvg()))
     hidden, _ = played(make_federation(Encrypted(cipher=Ckks())))
-    np.testing.assert_allclose(flat(hidden.server.params), flat(plain.server.params), atol=1e-4)
+    np.testing.assert_allclose(flat(hidden.server.params), flat(plain.server.params), atol=1e-6)
 
 
 def test_an_update_beyond_the_bound_leaves_its_client_out_by_name() -> None:
