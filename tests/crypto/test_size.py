@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.crypto.test_ciphers import keys_of, numbers, sealed_by
 
+from leaktight.core.errors import MachineError
+from leaktight.crypto import seal
 from leaktight.crypto.cipher import CiphertextError, Keys, Sealed, WrongKeyError
 from leaktight.crypto.ckks import Ckks
 
@@ -136,3 +141,29 @@ def test_keys_of_an_earlier_version_are_refused_with_a_remedy() -> None:
     for keys in (Keys(b"\n\x12", b"\n\x12"), Keys(keys_of(Ckks()).public, b"")):
         with pytest.raises(WrongKeyError, match=r"secret key of CKKS of this version, got .*; agree on new keys"):
             Ckks().encrypt(numbers(3), keys)
+
+
+def test_systems_without_files_in_memory_use_a_temporary_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cipher, keys = Ckks(), keys_of(Ckks())
+    values = numbers(9000)
+    mean = cipher.decrypt(cipher.combine([cipher.encrypt(values, keys)], [3], keys.public), keys.secret)
+    assert np.abs(mean - values).max() <= cipher.resolution
+    assert not list(tmp_path.iterdir())
+
+
+def test_ciphertexts_that_cancel_are_named() -> None:
+    """The sum of a ciphertext and its negative hides nothing, and SEAL refuses it."""
+    with seal.bench(8192, 2.0**42) as tool:
+        body = memoryview(sealed_by(Ckks(), numbers(9)).body)[8:]
+        one, other = tool.weighted(body, 1), tool.weighted(body, -1)
+        with pytest.raises(CiphertextError, match="some that cannot be added up"):
+            tool.added(one, other)
+
+
+def test_no_room_for_a_ciphertext_is_a_fault_of_the_machine() -> None:
+    with seal.bench(8192, 2.0**42) as tool:
+        full = replace(tool, path="/dev/full")
+        with pytest.raises(MachineError, match="could not be stored"):
+            full.encrypted(numbers(3), 1.0, seal.secret_of(seal.new_secret(8192), 8192))

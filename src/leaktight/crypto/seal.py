@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -82,14 +83,14 @@ class Bench:
         """The ciphertext in these bytes times a whole number; CiphertextError if it is none under these settings."""
         factor, result = _seal().Plaintext(), _seal().Ciphertext()
         encoder_of(self.ring).encode(float(weight), self._level, 1.0, factor)
-        try:
+        with _named("one that cannot be added up"):
             _seal().Evaluator(context_of(self.ring)).multiply_plain(self._read(part), factor, result)
-        except (ValueError, RuntimeError) as error:
-            raise CiphertextError("expected a ciphertext of CKKS, got one that cannot be added up") from error
         return result
 
     def added(self, total: Any, other: Any) -> None:
-        _seal().Evaluator(context_of(self.ring)).add_inplace(total, other)
+        """Add a ciphertext to another."""
+        with _named("some that cannot be added up"):
+            _seal().Evaluator(context_of(self.ring)).add_inplace(total, other)
 
     def shifted(self, total: Any, values: Values, factor: float) -> None:
         """Add known numbers, multiplied by a factor, to a ciphertext."""
@@ -98,10 +99,8 @@ class Bench:
     def decrypted(self, part: memoryview, secret: SecretKey) -> Values:
         """The `ring` numbers of a ciphertext."""
         plain = _seal().Plaintext()
-        try:
+        with _named("one that cannot be decrypted"):
             _seal().Decryptor(context_of(self.ring), secret.key).decrypt(self._read(part), plain)
-        except (ValueError, RuntimeError) as error:
-            raise CiphertextError("expected a ciphertext of CKKS, got one that cannot be decrypted") from error
         values: Values = np.asarray(encoder_of(self.ring).decode_complex(plain), dtype=np.complex128).view(np.float64)
         return values
 
@@ -111,25 +110,20 @@ class Bench:
 
     def saved(self, cipher: Any) -> bytes:
         """A ciphertext as bytes."""
-        try:
+        with _room(OSError, RuntimeError):
             cipher.save(self.path)
             return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
-        except (OSError, RuntimeError) as error:
-            raise MachineError(
-                f"a ciphertext could not be stored ({error}); free memory, or space at TMPDIR"
-            ) from error
 
     def _read(self, part: memoryview) -> Any:
         """The ciphertext in these bytes, checked before anything is unpacked and after."""
         if _unpacked(part) > 16 * self.ring + 2 * _BLOCK:
             raise CiphertextError("expected a ciphertext of CKKS, got one that unpacks to more than a ciphertext")
         cipher = _seal().Ciphertext()
-        os.ftruncate(self.handle, 0)
-        os.pwrite(self.handle, part, 0)
-        try:
+        with _room(OSError):
+            os.ftruncate(self.handle, 0)
+            os.pwrite(self.handle, part, 0)
+        with _named("something else"):
             cipher.load(context_of(self.ring), self.path)
-        except (ValueError, RuntimeError, IndexError) as error:
-            raise CiphertextError("expected a ciphertext of CKKS, got something else") from error
         if cipher.size() != 2 or cipher.scale != self.scale or cipher.parms_id() != self._level:
             raise CiphertextError("expected a ciphertext of CKKS with these settings, got one with others")
         return cipher
@@ -138,14 +132,29 @@ class Bench:
 @contextmanager
 def bench(ring: int, scale: float) -> Iterator[Bench]:
     """A bench with its file, in memory where the system has such files. Nothing but ciphertexts passes through it."""
-    with tempfile.TemporaryDirectory(prefix="leaktight-") as folder:
-        in_memory = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
-        path = os.path.join(folder, "ciphertext")
-        handle = os.memfd_create("leaktight") if in_memory else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            yield Bench(ring, scale, f"/proc/self/fd/{handle}" if in_memory else path, handle)
-        finally:
-            os.close(handle)
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("leaktight"), "rb") as file:
+            yield Bench(ring, scale, f"/proc/self/fd/{file.fileno()}", file.fileno())
+        return
+    with tempfile.TemporaryDirectory(prefix="leaktight-") as folder, Path(folder, "ciphertext").open("w+b") as file:
+        yield Bench(ring, scale, file.name, file.fileno())
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Errors of SEAL, of the types that its bindings raise, as CiphertextError."""
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise CiphertextError(f"expected a ciphertext of CKKS, got {what}") from error
+
+
+@contextmanager
+def _room(*errors: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except errors as error:
+        raise MachineError(f"a ciphertext could not be stored ({error}); free memory, or space at TMPDIR") from error
 
 
 @lru_cache(maxsize=4)
