@@ -7,33 +7,50 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import adaptive, attacks, calibration, defenses, engine, faults, flower, paillier, robust, secret, startup
+from bench import (
+    adaptive,
+    attacks,
+    calibration,
+    defenses,
+    encrypted_round,
+    encryption,
+    engine,
+    faults,
+    flower,
+    robust,
+    secret,
+    startup,
+)
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
     "attacks": attacks.main,
     "defenses": lambda plots: defenses.main(),
     "flower": lambda plots: flower.main(),
-    "paillier": lambda plots: paillier.main(),
+    "encryption": encryption.main,
     "secret": lambda plots: secret.main(),
     "startup": lambda plots: startup.main(),
 }
 
+OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {
+    "adaptive": adaptive.main,
+    "faults": faults.main,
+    "robust": robust.main,
+}
+"""Campaigns with arguments of their own, which are not part of all."""
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["adaptive"]:
-        adaptive.main(sys.argv[2:])
+    if sys.argv[1:3] == ["encryption", "round"]:
+        encrypted_round.main(sys.argv[3:])
         sys.exit()
-    if sys.argv[1:2] == ["faults"]:
-        faults.main(sys.argv[2:])
-        sys.exit()
-    if sys.argv[1:2] == ["robust"]:
-        robust.main(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in OWN_ARGUMENTS:
+        OWN_ARGUMENTS[sys.argv[1]](sys.argv[2:])
         sys.exit()
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    names = f"{', '.join(BENCHMARKS)}; not part of all: adaptive, faults, robust, or calibration, and which of "
+    names = f"{', '.join(BENCHMARKS)}; not part of all: {', '.join(OWN_ARGUMENTS)}, or calibration, and which of "
     names += ", ".join(calibration.PARTS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where to put pictures; only attacks has some")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where to put pictures of attacks and encryption")
     chosen = parser.parse_args()
     if chosen.names[:1] == ["calibration"]:
         wrong = [name for name in chosen.names[1:] if name not in calibration.PARTS]

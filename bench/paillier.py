@@ -15,7 +15,7 @@ import numpy as np
 import phe
 
 from leaktight.core.rng import Rng
-from leaktight.crypto.cipher import Sealed, Values
+from leaktight.crypto.cipher import Keys, Sealed, Values
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.paillier_keys import SecretKey
 from leaktight.runtime.processes import available_cores
@@ -45,16 +45,16 @@ def seconds(work: Callable[[], object]) -> float:
 
 def packed(key: SecretKey, workers: int) -> Cost:
     cipher = Paillier()
-    public, secret = key.public.to_bytes(), key.to_bytes()
+    keys = Keys(key.public.to_bytes(), key.to_bytes())
     updates = [Rng(seed).public_numpy().normal(0, 0.05, VALUES) for seed in range(CLIENTS)]
     sealed: list[Sealed] = []
     encrypt = seconds(
-        lambda: sealed.extend(cipher.encrypt(update, public, rng=Rng.fresh(), workers=workers) for update in updates)
+        lambda: sealed.extend(cipher.encrypt(update, keys, rng=Rng.fresh(), workers=workers) for update in updates)
     )
     total: list[Sealed] = []
-    add = seconds(lambda: total.append(cipher.combine(sealed, [1] * CLIENTS, public)))
+    add = seconds(lambda: total.append(cipher.combine(sealed, [1] * CLIENTS, keys.public)))
     means: list[Values] = []
-    decrypt = seconds(lambda: means.append(cipher.decrypt(total[0], secret)))
+    decrypt = seconds(lambda: means.append(cipher.decrypt(total[0], keys.secret)))
     error = float(np.abs(means[0] - np.mean(updates, axis=0)).max())
     assert error <= cipher.resolution, error
     return Cost(encrypt, add, decrypt, len(sealed[0].body))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+Numbers = NDArray[np.floating]
 
 
 def recovered(seen: Numbers, truth: Numbers, limits: Sequence[float], *, within: float) -> float:

@@ -50,11 +50,13 @@ def test_keys_repeat_with_the_stream_and_differ_without() -> None:
     assert SecretKey.generate(128, unsafe_small=True) != SecretKey.generate(128, unsafe_small=True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, SMALL.public.n - 1), max_size=4), st.integers(0, 2**32))
 def test_decryption_undoes_encryption(messages: list[int], seed: int) -> None:
     assert SMALL.decrypt(SMALL.public.encrypt(messages, rng=replayed(seed))) == messages
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**64), st.integers(0, 2**16)), min_size=1, max_size=6))
 def test_weighted_products_decrypt_to_weighted_sums(terms: list[tuple[int, int]]) -> None:
     messages, weights = zip(*terms, strict=True)
@@ -79,6 +81,14 @@ def test_processes_and_threads_change_nothing() -> None:
     alone = SMALL.public.encrypt(messages, rng=replayed(0))
     assert SMALL.public.encrypt(messages, rng=replayed(0), workers=2) == alone
     assert SMALL.decrypt(alone, threads=3) == messages
+
+
+def test_the_primes_make_encryption_quicker_and_change_nothing(full: SecretKey) -> None:
+    messages = [0, 7, full.public.n - 1]
+    plain = full.public.encrypt(messages, rng=replayed(0))
+    assert full.public.encrypt(messages, rng=replayed(0), secret=full) == plain
+    many = list(range(2 * paillier_keys._WORTH_A_TABLE))
+    assert SMALL.public.encrypt(many, rng=replayed(1), secret=SMALL) == SMALL.public.encrypt(many, rng=replayed(1))
 
 
 def test_one_message_has_many_ciphertexts() -> None:
@@ -117,6 +127,7 @@ def test_keys_as_bytes_come_back_and_nothing_else_does() -> None:
             SecretKey.from_bytes(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_crash_the_reader_of_keys(data: bytes) -> None:
     with pytest.raises(WrongKeyError):
@@ -157,7 +168,7 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         SMALL.public.encrypt([1])
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 130))
 def test_draws_fill_their_range_and_repeat(seed: int, bits: int) -> None:
     draws = [next(draw) for draw in [paillier_keys._draws(replayed(seed), bits)] for _ in range(64)]

@@ -15,8 +15,9 @@ from leaktight.core.errors import LeaktightError, require_above, require_at_leas
 from leaktight.core.rng import Rng
 from leaktight.core.types import State
 
-Values = NDArray[np.float64]
-Noise = NDArray[np.floating]
+Values = NDArray[np.floating]
+Noise = Values
+Body = bytes | bytearray | memoryview
 
 
 class CipherError(LeaktightError):
@@ -37,7 +38,7 @@ class QuantiserOverflowError(CipherError):
 
 @dataclass(frozen=True)
 class Keys:
-    """A key pair as bytes. public: enough to encrypt and to add up. secret: also enough to decrypt."""
+    """A key pair as bytes. public: enough to add up. secret: to encrypt and decrypt; empty where it is not known."""
 
     public: bytes
     secret: bytes
@@ -49,7 +50,7 @@ class Sealed:
 
     cipher, form: the name of the cipher and its settings; only vectors with the same ones can be added. key: a hash of
     the public key. weight: the sum of the integer weights; 1 for a client's vector. noisy: whether noise was added.
-    body: the ciphertexts.
+    body: the ciphertexts. It is large, so that messages and ciphers refer to it and do not copy it.
     """
 
     cipher: str
@@ -58,12 +59,13 @@ class Sealed:
     count: int
     weight: int
     noisy: bool
-    body: bytes
+    body: Body
 
     def to_state(self) -> State:
         """As values for a message; the body is a tensor of bytes, which is sent without another encoding."""
         fields = {name: getattr(self, name) for name in ("cipher", "form", "key", "count", "weight", "noisy")}
-        return {**fields, "body": torch.frombuffer(bytearray(self.body), dtype=torch.uint8)}
+        body = bytearray(self.body) if isinstance(self.body, bytes) else self.body
+        return {**fields, "body": torch.frombuffer(body, dtype=torch.uint8)}
 
     @classmethod
     def from_state(cls, state: State) -> Sealed:
@@ -72,7 +74,7 @@ class Sealed:
             body = state["body"]
             sealed = cls(
                 **{name: state[name] for name in ("cipher", "form", "key", "count", "weight", "noisy")},
-                body=body.numpy().tobytes(),
+                body=memoryview(body.numpy()),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise CiphertextError(f"expected an encrypted vector, got something else ({error!r:.80})") from error
@@ -80,6 +82,8 @@ class Sealed:
         counts = (sealed.count, sealed.weight)
         if (
             body.dtype != torch.uint8
+            or body.ndim != 1
+            or not body.is_contiguous()
             or any(type(text) is not str for text in texts)
             or any(type(number) is not int or number < 1 for number in counts)
             or type(sealed.noisy) is not bool
@@ -122,7 +126,7 @@ class Cipher(ABC):
         """A key pair: from the operating system's entropy, or from `rng` for runs that can be repeated exactly."""
 
     @abstractmethod
-    def encrypt(self, values: Values, public: bytes, *, rng: Rng | None = None) -> Sealed:
+    def encrypt(self, values: Values, keys: Keys, *, rng: Rng | None = None) -> Sealed:
         """Encrypt a vector (d,). rng: as for `new_keys`; a stream must not be used twice."""
 
     @abstractmethod
@@ -137,7 +141,7 @@ class Cipher(ABC):
 
     def check_values(self, values: Values) -> None:
         """Raise unless every value is a number within the bound."""
-        largest = float(np.abs(values).max(initial=0.0))
+        largest = largest_of(values)
         if not largest <= self.bound:
             raise QuantiserOverflowError(
                 f"expected values within ±{self.bound:g}, got {largest:g}; raise the cipher's bound, clip updates, "
@@ -148,7 +152,7 @@ class Cipher(ABC):
         """Raise unless this is noise (count,) within `noise_bound`."""
         if noise.shape != (count,):
             raise CipherError(f"expected noise for {count} values, got noise of shape {noise.shape}")
-        largest = float(np.abs(noise).max(initial=0.0))
+        largest = largest_of(noise)
         if not largest <= self.noise_bound:
             raise QuantiserOverflowError(
                 f"expected noise within ±{self.noise_bound:g}, got {largest:g}; raise the cipher's noise_bound, "
@@ -169,6 +173,11 @@ class Cipher(ABC):
             if vector.noisy:
                 raise CiphertextError("expected vectors without noise in a sum, got one with noise")
 
+    def check_pair(self, public: str, secret: str) -> None:
+        """Raise unless the hashes of a public and a secret key are the same: a server may have sent another."""
+        if public != secret:
+            raise WrongKeyError(f"expected the public key {secret}, which belongs to the secret one, got {public:.32}")
+
     def check_own(self, sealed: Sealed, key: str) -> None:
         """Raise unless a vector was made with this cipher, its settings and the key with hash `key`."""
         if (sealed.cipher, sealed.form) != (type(self).__name__, self.form):
@@ -183,6 +192,11 @@ class Cipher(ABC):
     def form(self) -> str:
         """The settings as text: only ciphertexts with the same settings can be added."""
         return repr(self)
+
+
+def largest_of(values: Noise) -> float:
+    """The largest absolute value, NaN if there is one, 0 of nothing; no copy is made."""
+    return float(max(values.max(initial=0.0), -values.min(initial=0.0)))
 
 
 def integer_weights(shares: Mapping[str, float], scale: int) -> dict[str, int]:

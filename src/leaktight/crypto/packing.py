@@ -67,12 +67,14 @@ class Slots:
 
     def quantise(self, values: Values) -> Levels:
         """The levels, from 0 to 2 L, of values within the bound."""
-        levels: Levels = np.rint(values * (self.top / self.bound)).astype(np.int64) + self.top
+        levels: Levels = np.rint(values.astype(np.float64) * (self.top / self.bound)).astype(np.int64) + self.top
         return levels
 
     def noise_levels(self, noise: Noise, weight: int) -> Levels:
         """Noise within its bound on a mean, as levels of a sum with this weight, shifted to start at 0."""
-        levels: Levels = np.rint(noise * (weight / self.step)).astype(np.int64) + weight * self.noise_top
+        levels: Levels = (
+            np.rint(noise.astype(np.float64) * (weight / self.step)).astype(np.int64) + weight * self.noise_top
+        )
         return levels
 
     def values(self, sums: Levels, *, weight: int, noisy: bool = False) -> Values:

@@ -10,7 +10,7 @@ from leaktight.core.rng import Rng
 from leaktight.crypto.cipher import Cipher, Keys, Noise, Sealed, Values, WrongKeyError
 from leaktight.crypto.packing import Slots
 from leaktight.crypto.paillier_keys import LEAST_BITS, PublicKey, SecretKey
-from leaktight.runtime.processes import available_cores, in_worker
+from leaktight.runtime.processes import available_cores
 
 _MOST_WIDTH = 62  # bits of a slot: sums are counted in int64
 
@@ -70,11 +70,15 @@ class Paillier(Cipher):
         key = SecretKey.generate(self.key_bits, rng=rng, unsafe_small=self.unsafe_small)
         return Keys(key.public.to_bytes(), key.to_bytes())
 
-    def encrypt(self, values: Values, public: bytes, *, rng: Rng | None = None, workers: int = 1) -> Sealed:
+    def encrypt(self, values: Values, keys: Keys, *, rng: Rng | None = None, workers: int = 1) -> Sealed:
         """As in `Cipher`. workers: number of processes; more than 1 is faster only for millions of values."""
         self.check_values(values)
-        key = self._public(public)
-        ciphers = key.encrypt(self.slots.pack(self.slots.quantise(values)), rng=rng, workers=workers)
+        key = self._public(keys.public)
+        secret = _secret_key(keys.secret) if keys.secret else None
+        if secret is not None:
+            self.check_pair(key.fingerprint, secret.public.fingerprint)
+        packed = self.slots.pack(self.slots.quantise(values))
+        ciphers = key.encrypt(packed, rng=rng, workers=workers, secret=secret)
         return self._sealed(key, len(values), 1, False, ciphers)
 
     def combine(
@@ -97,7 +101,8 @@ class Paillier(Cipher):
         key = _secret_key(secret)
         self.check_own(sealed, key.public.fingerprint)
         ciphers = key.public.part(sealed.body, self.slots.num_integers(sealed.count))
-        messages = key.decrypt(ciphers, threads=1 if in_worker() else available_cores())
+        # also in a worker process: while one client decrypts the aggregate, the others have nothing to do
+        messages = key.decrypt(ciphers, threads=available_cores())
         return self.slots.values(self.slots.unpack(messages, sealed.count), weight=sealed.weight, noisy=sealed.noisy)
 
     def _public(self, public: bytes) -> PublicKey:

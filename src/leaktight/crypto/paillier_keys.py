@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -29,7 +29,7 @@ from types import ModuleType
 
 from leaktight.core.errors import LeaktightError
 from leaktight.core.rng import Rng
-from leaktight.crypto.cipher import CipherError, CiphertextError, WrongKeyError
+from leaktight.crypto.cipher import Body, CipherError, CiphertextError, WrongKeyError
 from leaktight.runtime.executor import Tell
 from leaktight.runtime.processes import run_all
 
@@ -71,15 +71,20 @@ class PublicKey:
         """A hash that tells keys apart."""
         return hashlib.sha256(self.to_bytes()).hexdigest()[:32]
 
-    def encrypt(self, messages: Sequence[int], *, rng: Rng | None = None, workers: int = 1) -> list[int]:
-        """Encrypt integers from 0 to n - 1. workers: number of processes, which does not change the result."""
+    def encrypt(
+        self, messages: Sequence[int], *, rng: Rng | None = None, workers: int = 1, secret: SecretKey | None = None
+    ) -> list[int]:
+        """Encrypt integers from 0 to n - 1.
+
+        workers: number of processes. secret: with its primes it takes less time. Neither changes the result.
+        """
         if any(not 0 <= message < self.n for message in messages):
             raise CipherError("expected messages from 0 to n - 1, got one outside")
         draws = _draws(rng, self.exponent_bits)
         exponents = [next(draws) for _ in messages]
         size = max(1, -(-len(messages) // max(workers, 1)))
         jobs = [
-            (self, list(messages[start : start + size]), exponents[start : start + size])
+            (self, secret, list(messages[start : start + size]), exponents[start : start + size])
             for start in range(0, len(messages), size)
         ]
         return [cipher for part in run_all(_encrypt, jobs, workers=workers) for cipher in part]
@@ -112,7 +117,7 @@ class PublicKey:
         """Ciphertexts as bytes, all of the same length."""
         return b"".join(cipher.to_bytes(self.ciphertext_bytes, "big") for cipher in ciphers)
 
-    def part(self, body: bytes, number: int) -> list[int]:
+    def part(self, body: Body, number: int) -> list[int]:
         """The inverse of `join`; an impossible ciphertext under this key is an error."""
         size = self.ciphertext_bytes
         if len(body) != number * size:
@@ -163,8 +168,7 @@ class SecretKey:
         parts = [ciphers[start : start + size] for start in range(0, len(ciphers), size)]
         with ThreadPoolExecutor(max(threads, 1)) as pool:
             of_p, of_q = (list(chain(*pool.map(lambda part, x=x: self._residues(part, x), parts))) for x in (p, q))
-        inverse = gmp.invert(p, q)
-        return [int(a + p * ((b - a) * inverse % q)) for a, b in zip(of_p, of_q, strict=True)]
+        return [int(message) for message in _joined_residues(zip(of_p, of_q, strict=True), p, q)]
 
     def _residues(self, ciphers: Sequence[int], prime: int) -> list[int]:
         """The messages modulo one of the primes."""
@@ -184,40 +188,57 @@ class SecretKey:
         return cls(p, q, PublicKey(p * q, base))
 
 
-def _encrypt(job: tuple[PublicKey, list[int], list[int]], tell: Tell[object]) -> list[int]:
+def _encrypt(job: tuple[PublicKey, SecretKey | None, list[int], list[int]], tell: Tell[object]) -> list[int]:
     """Encrypt messages with given exponents, in one process."""
-    key, messages, exponents = job
+    key, secret, messages, exponents = job
     gmp = _gmpy2()
     n, square = gmp.mpz(key.n), gmp.mpz(key.n) ** 2
-    if len(messages) < _WORTH_A_TABLE:
-        hiders = gmp.powmod_exp_list(gmp.mpz(key.base), [gmp.mpz(exponent) for exponent in exponents], square)
-        return [int((1 + n * message) * hider % square) for message, hider in zip(messages, hiders, strict=True)]
-    table = _powers(key)
+    if secret is None:
+        hiders = _hiders(key.base, square, exponents)
+    else:
+        p, q = gmp.mpz(secret.p) ** 2, gmp.mpz(secret.q) ** 2
+        pairs = zip(_hiders(key.base, p, exponents), _hiders(key.base, q, exponents), strict=True)
+        hiders = _joined_residues(pairs, p, q)
+    return [int((1 + n * message) * hider % square) for message, hider in zip(messages, hiders, strict=True)]
+
+
+def _hiders(base: int, modulus: int, exponents: Sequence[int]) -> list[int]:
+    """The powers of the base, from a table if there are many."""
+    gmp = _gmpy2()
+    if len(exponents) < _WORTH_A_TABLE:
+        powers: list[int] = gmp.powmod_exp_list(gmp.mpz(base), [gmp.mpz(each) for each in exponents], modulus)
+        return powers
+    table = _powers(base, modulus, -(-max(exponents).bit_length() // _WINDOW))
     mask = (1 << _WINDOW) - 1
     result = []
-    for message, exponent in zip(messages, exponents, strict=True):
-        cipher = 1 + n * message
+    for exponent in exponents:
+        power = gmp.mpz(1)
         for row in table:
             if exponent & mask:
-                cipher = cipher * row[exponent & mask] % square
+                power = power * row[exponent & mask] % modulus
             exponent >>= _WINDOW
-        result.append(int(cipher))
+        result.append(power)
     return result
 
 
+def _joined_residues(pairs: Iterable[tuple[int, int]], first: int, second: int) -> list[int]:
+    """The numbers with these residues modulo two numbers without common factor (Chinese remainders)."""
+    inverse = _gmpy2().invert(first, second)
+    return [a + first * ((b - a) * inverse % second) for a, b in pairs]
+
+
 @lru_cache(maxsize=4)
-def _powers(key: PublicKey) -> list[list[int]]:
-    """base^(k 2^(8 i)) modulo n^2 for every byte k of an exponent and its place i: 17 MB for 2048 bits."""
+def _powers(base: int, modulus: int, rows: int) -> list[list[int]]:
+    """base^(k 2^(8 i)) for every byte k of an exponent and its place i: 17 MB modulo n^2 for 2048 bits."""
     gmp = _gmpy2()
-    square, base = gmp.mpz(key.n) ** 2, gmp.mpz(key.base)
-    rows = []
-    for _ in range(-(-key.exponent_bits // _WINDOW)):
+    current, table = gmp.mpz(base) % modulus, []
+    for _ in range(rows):
         row = [gmp.mpz(1)]
         for _ in range((1 << _WINDOW) - 1):
-            row.append(row[-1] * base % square)
-        rows.append(row)
-        base = row[-1] * base % square
-    return rows
+            row.append(row[-1] * current % modulus)
+        table.append(row)
+        current = row[-1] * current % modulus
+    return table
 
 
 def _draws(rng: Rng | None, bits: int) -> Iterator[int]:

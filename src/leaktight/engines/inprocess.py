@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.rng import global_seed
+from leaktight.core.tensors import flatten_state, num_bytes
 from leaktight.core.training import Constant
 from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, Truth, Update
 from leaktight.fl.client import Client
@@ -26,6 +27,8 @@ AfterRound: TypeAlias = Callable[[RoundOutcome, FederationState], None]
 OnReports: TypeAlias = Callable[[Reports], None]
 
 SCORE_CHUNK = 1000
+LARGE_QUESTION = 1 << 20
+"""Bytes in a question's tensors from which on workers share them, as they do models; small ones travel with the job."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Carrier:
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
         names = sorted(requests)
         jobs = [ClientJob(name, requests[name], self.states.get(name), self.recording) for name in names]
-        done = self.workers.run(jobs, shared=_models(requests))
+        done = self.workers.run(jobs, shared=_shared(requests))
         results = dict(zip(names, in_order(done, lambda place, result: self.after_client()), strict=True))
         if any(isinstance(request, Train) for request in requests.values()):
             trained = {name: result for name, result in results.items() if isinstance(result.reply, Trained)}
@@ -164,10 +167,12 @@ class Carrier:
         return sum(scores[1:], scores[0])
 
 
-def _models(requests: Mapping[str, Request]) -> list[Broadcast]:
-    """The distinct models sent to clients: one, unless a server sends them different models."""
-    sent = [request.broadcast for request in requests.values() if not isinstance(request, Ask)]
-    return list({id(broadcast): broadcast for broadcast in sent}.values())
+def _shared(requests: Mapping[str, Request]) -> list[object]:
+    """The distinct models sent to clients, one unless a server sends them different ones, and large questions."""
+    asked = [request.question.payload for request in requests.values() if isinstance(request, Ask)]
+    models = [request.broadcast for request in requests.values() if not isinstance(request, Ask)]
+    large = [payload for payload in asked if num_bytes(flatten_state(payload)[0]) >= LARGE_QUESTION]
+    return list({id(value): value for value in (*models, *large)}.values())
 
 
 def _after_failure(client: Client, job: ClientJob) -> ClientState | None:

@@ -122,6 +122,8 @@ class Client:
         state = replace(
             state, defense=memory, params=kept, buffers=_withheld(result.buffers, update, request.broadcast)
         )
+        loss = float(result.losses.mean())
+        del result, kept  # parameters and gradient of a large model: encryption needs the memory
         if self.guard is not None:
             state = replace(state, guard=self.guard.after(update, request.broadcast, state.guard))
         update, memory = self.setup.aggregator.on_update(
@@ -131,7 +133,7 @@ class Client:
             broadcast=request.broadcast,
             rng=here.child("aggregator", asked),
         )
-        measured = {"loss": float(result.losses.mean()), "seconds": time.perf_counter() - start}
+        measured = {"loss": loss, "seconds": time.perf_counter() - start}
         return ClientRound(
             Trained(self._needed(update)),
             lambda: Truth(self.train.batch(chosen), steps, plan.learning_rates),

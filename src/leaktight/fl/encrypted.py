@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from leaktight.core.protocols import Aggregator, Asked, Conversation, Member, Qu
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import unflattened
 from leaktight.core.types import Broadcast, Params, State, Update, UpdateKind
-from leaktight.crypto.cipher import Cipher, CipherError, Sealed, Values, integer_weights
+from leaktight.crypto.cipher import Cipher, CipherError, Keys, Sealed, Values, integer_weights
 from leaktight.crypto.key_transport import boxed, opened
 from leaktight.crypto.paillier import Paillier
 from leaktight.crypto.secure_sum import new_private_key, public_key
@@ -137,8 +136,9 @@ class Encrypted(Aggregator):
             update, state.get("of", {}), member, broadcast=broadcast, rng=rng.child("of")
         )
         changes = changes_of(update, broadcast)
-        public, clients = _kept(state, "public", member), _kept(state, "clients", member)
-        sealed = self.sealing(clients).encrypt(_flat(changes), public, rng=rng.child("encrypt"))
+        keys = Keys(_kept(state, "public", member), _kept(state, "secret", member))
+        cipher = self.sealing(_kept(state, "clients", member))
+        sealed = cipher.encrypt(_flat(changes), keys, rng=rng.child("encrypt"))
         counters = {name: tensor for name, tensor in (update.buffers or {}).items() if name not in changes}
         sent = replace(
             update,
@@ -296,8 +296,11 @@ class SealedCombined:
 
 
 def _flat(changes: Params) -> Values:
-    parts = [tensor.detach().to(torch.float64).flatten().numpy() for tensor in changes.values()]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    """All changes in one vector: of float32, unless one of them has more digits."""
+    wide = any(tensor.dtype == torch.float64 for tensor in changes.values())
+    parts = [tensor.detach().to(torch.float64 if wide else torch.float32).flatten() for tensor in changes.values()]
+    flat: Values = (torch.cat(parts) if parts else torch.zeros(0)).numpy()
+    return flat
 
 
 def _checked(values: Any, reader: str, names: Sequence[str], broadcast: Broadcast) -> dict[str, Tensor]:

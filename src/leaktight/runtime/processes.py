@@ -22,11 +22,10 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any, Generic
 
 import torch
-from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
 from leaktight.runtime.executor import Executor, Inline, J, M, OnMessage, R, Work, Workers, ignored, in_order
-from leaktight.runtime.sharing import dumped, in_shared_memory, loaded, without_examples
+from leaktight.runtime.sharing import InMemory, dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
 _worker: dict[str, Any] = {}  # empty unless this process is a worker
@@ -194,14 +193,14 @@ def _end_with(life: Connection) -> None:
     os._exit(1)
 
 
-def _run(place: int, job: bytes, common: list[Tensor]) -> bytes:
+def _run(place: int, job: bytes, common: list[InMemory]) -> bytes:
     """Do one job. Jobs, results and messages are bytes, as tensors in shared memory would use up file handles."""
 
     def tell(message: object) -> None:
         _worker["channel"].put(dumped((place, message)))
 
     try:
-        shared = [loaded(value.numpy().tobytes()) for value in common]
+        shared = [each.value() for each in common]
         return dumped(_worker["work"](loaded(job, shared), tell))
     except Exception as error:
         if _portable(error):
