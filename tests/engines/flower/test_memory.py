@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.damage import flipped
 from tests.engines.flower.grids import LocalGrid, take_identity
 from tests.engines.flower.test_play import grid_for
 
@@ -321,3 +322,17 @@ def test_networks_and_questions_to_others_do_not_travel(
 ) -> None:
     with pytest.raises(LeaktightError, match="not a request of this protocol"):
         read_request(message(change(model(federation))))
+
+
+def test_a_flipped_bit_of_a_memory_is_refused(federation: Federation, tmp_path: Path) -> None:
+    assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation)), Trained)
+    (path,) = tmp_path.glob("*.state")
+    for place in flipped(path, 8):
+        for epoch in (0, 1):
+            restarted = grid_for(federation, state_dir=tmp_path)
+            assert isinstance(ask(restarted, train(federation, epoch), epoch=epoch), Declined), place
+        said = (tmp_path / f"{CLIENT}.log").read_text()
+        assert "is damaged" in said, place
+        assert "restore it, or start a new run" in said, place
+        (tmp_path / f"{CLIENT}.log").unlink()
+    assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation, 1), epoch=1), Trained)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.damage import flipped
 from tests.engines.flower.grids import LocalGrid, nodes, take_identity
 from tests.seeds import replayed
 from torch import nn
@@ -281,6 +282,17 @@ def test_moments_are_private_and_outlive_the_node(tmp_path: Path) -> None:
             torch.testing.assert_close(change[name], tensor, rtol=1e-4, atol=1e-5)
     other = make_app(defense_mod(AdaDefense(beta1=0.5), server_side=True), steps=1)
     assert reply_to(other, network(), node(**{"state-dir": str(tmp_path)})).has_error(), "a state of another defense"
+
+
+def test_a_flipped_bit_of_the_state_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app(defense_mod(Outpost()), steps=1)
+    assert reply_to(app, network(), node(**{"state-dir": str(tmp_path)})).has_content()
+    (path,) = tmp_path.glob("*.state")
+    for place in flipped(path, 8):
+        assert reply_to(app, network(), node(**{"state-dir": str(tmp_path)})).has_error(), place
+        assert "is damaged" in caplog.text, place
+        caplog.clear()
+    assert reply_to(app, network(), node(**{"state-dir": str(tmp_path)})).has_content()
 
 
 def test_without_a_folder_the_state_lives_in_the_context() -> None:
