@@ -12,10 +12,9 @@ from tests.damage import flipped
 from tests.here import Here
 
 QUICK = ("--set", "federation.rounds=3", "--set", "local.epochs=1", "--workers", "1", "--out", "run")
-AUDIT = (
-    "--trials 1 --workers 0 --out run --attack dlg --set attack.iterations=2 --set audit.attack_round=1 "
-    "--set federation.rounds=2 --set local.epochs=1 --set federation.per_round=2"
-).split()
+SETTINGS = ("attack.iterations=2", "audit.attack_round=1", "federation={rounds=2, per_round=2}", "local.epochs=1")
+AUDIT = ["--trials", "1", "--workers", "0", "--out", "run", "--attack", "dlg"]
+AUDIT += [word for each in SETTINGS for word in ("--set", each)]
 
 
 def newest(folder: Path, kind: str) -> Path:

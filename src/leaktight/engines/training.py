@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import safetensors.torch
@@ -60,7 +61,7 @@ def train(
     """
     checkpoints = Checkpoints(folder, keep, retry)
     if from_round is not None:
-        counts = federation.setup.defense.private or federation.consent != Consent()
+        counts = federation.setup.defense.private or replace(federation.consent, max_repeats=0) != Consent()
         checkpoints.go_back(from_round, federation.first_state(), counts=counts)
     point = checkpoints.newest()
     state, rows, undone = point.state, list(point.rows), point.undone
