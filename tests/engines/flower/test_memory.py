@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -340,3 +341,27 @@ def test_a_flipped_bit_of_a_memory_is_refused(federation: Federation, tmp_path: 
         assert "restore it, or start a new run" in said, place
         (tmp_path / f"{CLIENT}.log").unlink()
     assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation, 1), epoch=1), Trained)
+
+
+def test_a_nodes_folder_is_its_owners_alone_and_keeps_no_leftovers_of_its_own(
+    federation: Federation, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    before = os.umask(0o022)
+    try:
+        assert isinstance(ask(grid_for(federation, state_dir=folder), train(federation)), Trained)
+        assert isinstance(ask(grid_for(federation, state_dir=folder), train(federation, 0, 0.1)), Declined)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {
+        path.name: "0o600" for path in folder.iterdir()
+    }
+    (state,) = folder.glob("*.state")
+    own, other = folder / ".partial-own" / state.name, folder / ".partial-other" / "client-001-1.state"
+    for path in (own, other):
+        path.parent.mkdir()
+        path.write_bytes(b"half")
+    assert isinstance(ask(grid_for(federation, state_dir=folder), train(federation, 1), epoch=1), Trained)
+    assert not own.parent.exists()
+    assert other.exists(), "another node may be writing it"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leaktight.core.checksum import with_checksum, without_checksum
 from leaktight.core.errors import UsageError
-from leaktight.core.files import write_private
+from leaktight.core.files import remove_partial, write_private
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 
@@ -82,5 +82,6 @@ class ModState:
     def write(self, state: State) -> None:
         data = with_checksum(pack(state))
         if self.path is not None:
+            remove_partial(self.path.parent, {self.path.name})
             write_private(self.path, data)
         self.context[self.key] = ConfigRecord({"state": data})
