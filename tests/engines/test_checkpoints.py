@@ -31,11 +31,12 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Poisoned(Defense):
-    """One client sends nonsense in one round, as long as `on` holds. Counts its rounds as a budget."""
+    """Some clients send nonsense in one round, as long as `on` holds. Counts its rounds as a budget."""
 
     round: int = 3
     on: list[bool] = field(default_factory=lambda: [True], repr=False)
     budget: bool = False
+    whom: str = "client-000"
 
     @property
     def private(self) -> bool:
@@ -50,7 +51,7 @@ class Poisoned(Defense):
     def on_update(self, update: Update, state: State, *, rng: Rng, report: Report) -> tuple[Update, State]:
         state = {**state, "rounds": state.get("rounds", 0) + 1}
         report("epsilon", float(state["rounds"]))
-        if self.on[0] and state["round"] == self.round and "client-000" in rng.path:
+        if self.on[0] and state["round"] == self.round and any(str(part).startswith(self.whom) for part in rng.path):
             update = replace(update, tensors={name: torch.ones_like(each) for name, each in update.tensors.items()})
         return update, state
 
@@ -163,6 +164,28 @@ def test_what_was_spent_stays_spent(make_federation: MakeFederation, tmp_path: P
     defense.on[0] = True
     with pytest.raises(Exception, match="would spend epsilon 7"):
         trained(limited, tmp_path, from_round=4)
+
+
+def test_who_was_asked_in_rounds_that_were_set_aside_only_is_asked_again(
+    make_federation: MakeFederation, tmp_path: Path
+) -> None:
+    defense = Poisoned(round=4, budget=True, whom="client")
+    federation = make_federation(clients=10, plan=FederationPlan(rounds=ROUNDS, per_round=2), defense=defense)
+    trained(federation, tmp_path)
+    folder = RunFolder(tmp_path)
+    states = {number: Checkpoints(folder).load(number).state for number in (4, 5)}
+    assert states[4] is not None
+    assert states[5] is not None
+    assert set(states[5].clients) > set(states[4].clients), "somebody is asked in the last round first"
+    defense.on[0] = False
+    trained(federation, tmp_path, from_round=4)
+    again = Checkpoints(folder).newest().state
+    assert again is not None
+    spent = {name: state.defense["rounds"] for name, state in again.clients.items()}
+    before = {name: state.defense["rounds"] for name, state in states[5].clients.items()}
+    last = {name for name, state in again.clients.items() if state.conduct.round == 4}
+    assert len(last) == 2
+    assert spent == {name: count + (name in last) for name, count in before.items()}
 
 
 def test_an_encrypted_run_goes_back_with_its_keys(make_federation: MakeFederation, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from leaktight.core.files import make_private_folder
 from leaktight.core.tensors import digest
 from leaktight.core.types import State
 from leaktight.fl.federation import FederationState
-from leaktight.fl.state import ClientState, load_checkpoint, save_checkpoint
+from leaktight.fl.state import ClientState, Conduct, load_checkpoint, save_checkpoint
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import Round
 
@@ -47,7 +47,7 @@ class Undone:
 
     def _spent(self, state: FederationState) -> dict[str, ClientState]:
         later = {name: ClientState.restored(each) for name, each in self.clients.items()}
-        return {name: state.clients.get(name, each).with_spent(each) for name, each in later.items()}
+        return {name: state.clients.get(name, _unasked(each)).with_spent(each) for name, each in later.items()}
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,11 @@ class Checkpoints:
             if done >= number:
                 self.folder.private(done).rename(aside / self.folder.private(done).name)
         return aside
+
+
+def _unasked(state: ClientState) -> ClientState:
+    """The state of a client whose requests were all set aside."""
+    return replace(state, guard={}, conduct=Conduct())
 
 
 def _model_hash(state: FederationState) -> str:
