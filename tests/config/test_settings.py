@@ -229,7 +229,7 @@ def test_what_clients_insist_on_is_a_table() -> None:
     config = load_config(None, ["consent.max_epsilon=3.5", "consent.max_rounds=4"])
     assert config.consent == Consent(max_epsilon=3.5, max_rounds=4)
     assert "[consent]" not in load_config().to_toml()
-    assert tomllib.loads(config.to_toml())["consent"] == {"max_epsilon": 3.5, "max_rounds": 4}
+    assert tomllib.loads(config.to_toml())["consent"] == {"max_epsilon": 3.5, "max_rounds": 4, "max_repeats": 0}
     with pytest.raises(ConfigError, match="consent"):
         load_config(None, ["consent.max_epsilon=-1"])
 

@@ -18,6 +18,8 @@ import pytest
 from tests.here import Here
 from tests.seeds import replayed
 
+from leaktight.results.folder import RunFolder
+
 QUICK = ["--set", "federation.rounds=3", "--set", "local.epochs=1"]
 
 
@@ -44,8 +46,7 @@ def test_json_is_all_that_stdout_holds(tmp_path: Path) -> None:
     assert files == {
         "config.toml",
         "environment.json",
-        "checkpoint.safetensors",
-        "clients-00003.safetensors",
+        *(f"{kind}-0000{number}.state" for kind in ("checkpoint", "clients") for number in (1, 2, 3)),
         "model.safetensors",
         "secret.key",
         "summary.json",
@@ -164,16 +165,16 @@ def test_killed_at_any_moment_the_run_ends_in_the_same_model(tmp_path: Path, kil
     settings = [word for change in changes for word in ("--set", change)]
     whole = leaktight("train", *settings, "--json", "--out", "whole", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    checkpoint = tmp_path / "cut" / "checkpoint.safetensors"
+    cut = RunFolder(tmp_path / "cut")
     command = [sys.executable, "-m", "leaktight", "train", *settings, "--out", "cut", "--resume", "--json"]
     for _ in range(kills):
-        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        before = cut.checkpoints
         process = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+            if cut.checkpoints != before:
                 break
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 0.5))
@@ -209,9 +210,9 @@ def test_the_key_of_a_replay_is_in_one_file_which_its_owner_alone_can_read(tmp_p
 def test_interrupting_leaves_a_run_to_resume_and_says_how(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "leaktight", "train", "--out", "run", "--set", "federation.rounds=500"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+        folder = RunFolder(tmp_path / "run")
         deadline = time.monotonic() + 60
-        while not checkpoint.exists() and time.monotonic() < deadline:
+        while not folder.checkpoints and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

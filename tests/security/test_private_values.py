@@ -19,7 +19,6 @@ from tests.security.test_messages import scene, sent_inprocess, sent_on_flower
 from torch import Tensor
 
 from leaktight.core.protocols import Defense
-from leaktight.core.tensors import unpack
 from leaktight.engines.flower.server import play
 from leaktight.engines.inprocess import Reports, run
 from leaktight.engines.training import train
@@ -27,7 +26,7 @@ from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.messages import Train, encode
-from leaktight.fl.state import ClientState
+from leaktight.fl.state import ClientState, load_checkpoint
 from leaktight.results.folder import open_run
 
 KNOWN = {"delta", "noise_std", "fraction_kept", "fraction_noised", "steps"}
@@ -132,12 +131,11 @@ def test_a_deployed_server_keeps_nothing_of_it(kind: str, tmp_path: Path, caplog
         spied(federation) as secrets,
     ):
         train(federation, folder, engine=engine, defense_kind=kind)
-    private = [path.name for path in folder.all_private()]
     written = sorted(path.name for path in folder.path.iterdir() if path.name not in (".lock", "secret.key"))
-    assert {"checkpoint.safetensors", "summary.json", "model.safetensors"} <= set(written)
+    assert {"checkpoint-00002.state", "summary.json", "model.safetensors"} <= set(written)
     assert secrets.found_in(files(folder.path, written)) == []
     assert secrets.found_in(caplog.text.encode()) == []
-    assert unpack((folder.path / private[0]).read_bytes())["state"]["clients"] == {}, "clients are elsewhere"
+    assert load_checkpoint(folder.private(folder.all_private[-1]))["clients"] == {}, "clients are elsewhere"
     summary = json.loads(folder.summary.read_text())
     assert summary["rounds"][0]["client"] == {}
     assert summary["defense"] == {"kind": kind}
@@ -151,9 +149,9 @@ def test_a_simulations_server_keeps_nothing_of_it_either(kind: str, tmp_path: Pa
     federation = scene(CASES[kind].defense, FedAvg(scheme="I"))
     with open_run(tmp_path / "run", "", resume=False) as folder, spied(federation) as secrets:
         train(federation, folder, workers=1, defense_kind=kind)
-    (private,) = folder.all_private()
+    private = folder.private(folder.all_private[-1])
     assert private.stat().st_mode & 0o777 == 0o600
-    server = files(folder.path, ["checkpoint.safetensors", "model.safetensors", "environment.json", "config.toml"])
+    server = files(folder.path, ["checkpoint-00002.state", "model.safetensors", "environment.json", "config.toml"])
     assert secrets.found_in(server) == []
 
 

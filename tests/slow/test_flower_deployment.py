@@ -14,7 +14,7 @@ from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
-from leaktight.fl.state import load_checkpoint
+from leaktight.results.folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -88,7 +88,7 @@ def test_a_restarted_superlink_and_restarted_nodes_end_in_the_same_model(tmp_pat
         wait_for(lambda: log.read_text().count("Sending: train message") == 2, 1800, log)
         for name in names:
             deployment.stop(name, signal.SIGKILL)
-        played = load_checkpoint(folder / "checkpoint.safetensors")["server"]["round"]
+        played = RunFolder(folder).checkpoints[-1]
         assert 1 <= played < 3
         deployment.start_superlink()
         for place in range(2):

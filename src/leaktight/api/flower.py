@@ -46,7 +46,8 @@ def server_app(config: Path | str) -> ServerApp:
     """The ServerApp of a scenario. It continues from the checkpoint in its folder if there is one.
 
     Its run config: `folder`, the run's folder on the server; `data-root`; `join-seconds`, how long to wait for all
-    nodes at the start (default 120); `record`, a folder for the updates that the server sees (empty: not saved).
+    nodes at the start (default 120); `record`, a folder for the updates that the server sees (empty: not saved);
+    `from-round`, the first round to train again, counted from 1 (0: go on after the last; see `leaktight.train`).
     """
 
     def main(grid: Grid, context: Context) -> None:
@@ -61,7 +62,13 @@ def server_app(config: Path | str) -> ServerApp:
             federation = federation.keyed(folder.key)
             engine = partial(_played, recorded, folder.path / "flower", float(options.get("join-seconds", 120)))
             summary = train(
-                federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_log_round
+                federation,
+                folder,
+                engine=engine,
+                defense_kind=kind_of(settings.defense) or "",
+                after_round=_log_round,
+                keep=settings.plan.keep_checkpoints,
+                from_round=int(options.get("from-round", 0)) or None,
             )
         LOG.info("done: accuracy %s, model %s", summary.final.accuracy, summary.model_digest)
 
@@ -72,8 +79,8 @@ def client_app(config: Path | str) -> ClientApp:
     """The ClientApp of a scenario.
 
     Its node config: `partition-id` or `client`, which client it is; `state-dir`, the folder of its private state;
-    `data-root`; `secret-seed`, a key of 64 hexadecimal digits instead of the node's own random key, to replay a run in
-    tests (anybody who has it can compute the noise).
+    `data-root`; `max-repeats`, in place of that of `[consent]`; `secret-seed`, a key of 64 hexadecimal digits instead
+    of the node's own random key, to replay a run in tests (anybody who has it can compute the noise).
     """
     return make_client_app(partial(_home, str(config)))
 
@@ -98,6 +105,8 @@ def _home(config: str, message: Message, context: Context) -> NodeSettings:
     node = context.node_config
     folder, key = node.get("state-dir"), node.get("secret-seed")
     federation = _held(config, str(node.get("data-root", "")))
+    if (repeats := node.get("max-repeats")) is not None:
+        federation = replace(federation, consent=replace(federation.consent, max_repeats=int(repeats)))
     return NodeSettings(
         federation.keyed(parse_key(str(key))) if key else federation,
         Path(str(folder)) if folder else None,

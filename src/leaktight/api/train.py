@@ -48,15 +48,21 @@ class PlannedTraining:
         engine: str = "inprocess",
         resume: bool = False,
         workers: int | None = None,
+        from_round: int | None = None,
         after_round: Callable[[Round], None] = lambda row: None,
         after_client: Callable[[], None] = lambda: None,
     ) -> TrainingSummary:
-        """Train the remaining rounds in the folder `path`, draw the curves, and return the summary."""
+        """Train the remaining rounds in the folder `path`, draw the curves, and return the summary.
+
+        from_round: go back to the state before this round, counted from 1; with `resume` only.
+        """
         from leaktight.data.holdings import plot_summary  # matplotlib is slow to import
         from leaktight.report.figures import plot_learning_curve
 
         if engine not in _ENGINES:
             raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
+        if from_round is not None and not resume:
+            raise UsageError("--from-round goes back in a run that exists; add --resume")
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             plot_summary(self.dataset, self.partition, folder.path / "holdings.png")
             summary = training.train(
@@ -67,6 +73,8 @@ class PlannedTraining:
                 workers=workers,
                 after_round=after_round,
                 after_client=after_client,
+                keep=self.config.plan.keep_checkpoints,
+                from_round=from_round,
             )
             plot_learning_curve(summary, folder.path / "curve.png")
         return summary
@@ -88,6 +96,7 @@ def train(
     engine: str = "inprocess",
     out: Path | str | None = None,
     resume: bool = False,
+    from_round: int | None = None,
     workers: int | None = 0,
     **scenario: Unpack[Scenario],
 ) -> TrainingSummary:
@@ -97,10 +106,13 @@ def train(
     pooled: train one client with all data, the reference without federation.
     engine: "inprocess", or "flower" (Flower's simulation), with the same results.
     out: the run's folder, with a checkpoint after each round (default: runs/train-NNN). resume: continue the run there.
+    from_round: with `resume`, go back to the state before this round, counted from 1, and train it and all later ones
+    again; the files of the earlier attempt are set aside. Possible for the last rounds (`federation.keep_checkpoints`).
     workers: as in `leaktight.audit`, but not Ray.
     """
     planned = plan(config, pooled=pooled, **scenario)
-    return planned.run(planned.folder(out, resume=resume), engine=engine, resume=resume, workers=workers)
+    path = planned.folder(out, resume=resume)
+    return planned.run(path, engine=engine, resume=resume, from_round=from_round, workers=workers)
 
 
 def _in_process(folder: RunFolder) -> Engine:

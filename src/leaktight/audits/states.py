@@ -8,7 +8,8 @@ from pathlib import Path
 
 from leaktight.audits.experiment import state_key
 from leaktight.audits.plan import Entry, Experiment
-from leaktight.core.errors import LeaktightError
+from leaktight.core.checksum import with_checksum, without_checksum
+from leaktight.core.errors import CheckpointError, LeaktightError, MachineError
 from leaktight.core.files import slug, write_private
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
@@ -58,6 +59,8 @@ def prepare_states(
                 federation.plan.rounds if whole else experiment.rounds[-1],
             )
             training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, after_round)
+        except MachineError:
+            raise
         except LeaktightError as error:
             if defense.name == UNDEFENDED and experiment.track == "diagnostic":
                 raise
@@ -68,7 +71,7 @@ def prepare_states(
             key = state_key(defense.name, round_index)
             accuracy[key] = rows[round_index - 1].accuracy if round_index else _first_accuracy(federation)
             if round_index:
-                packed[key] = _state_file(experiment, folder, defense, round_index).read_bytes()
+                packed[key] = _read_state(_state_file(experiment, folder, defense, round_index))
             else:
                 packed[key] = pack(federation.first_state().stored())
     return States(packed, accuracy, training, failed)
@@ -85,17 +88,32 @@ def _train(
 ) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
-            write_private(_state_file(experiment, folder, defense, state.server.round), pack(state.stored()))
+            path = _state_file(experiment, folder, defense, state.server.round)
+            write_private(path, with_checksum(pack(state.stored())))
 
+    own = _folder(experiment, folder, defense)
     return train(
         federation,
-        RunFolder(_folder(experiment, folder, defense)),
+        RunFolder(own),
         defense_kind=defense.name,
         workers=workers,
         after_round=lambda row: after_round(training_name(experiment.track, defense.name), row),
         after_state=keep,
         until=None if whole else experiment.rounds[-1],
+        retry=_retry(own),
     )
+
+
+def _read_state(path: Path) -> bytes:
+    try:
+        return without_checksum(path.read_bytes(), str(path), remedy=_retry(path.parent))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; {_retry(path.parent)}") from error
+
+
+def _retry(folder: Path) -> str:
+    """What to do about a damaged state of a training."""
+    return f"remove {folder} to train it again, and add --resume"
 
 
 def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:
@@ -104,7 +122,7 @@ def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Pa
 
 
 def _state_file(experiment: Experiment, folder: Path, defense: Entry[Defense], round_index: int) -> Path:
-    return _folder(experiment, folder, defense) / f"round-{round_index:04d}.safetensors"
+    return _folder(experiment, folder, defense) / f"round-{round_index:04d}.state"
 
 
 def _first_accuracy(federation: Federation) -> float | None:

@@ -22,6 +22,12 @@ def command(
         Literal["inprocess", "flower"], typer.Option(help="Worker processes, or Flower's simulation; same results.")
     ] = "inprocess",
     resume: options.Resume = False,
+    from_round: Annotated[
+        int | None,
+        typer.Option(
+            "--from-round", min=1, help="With --resume: go back to before this round, and train it and the rest again."
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes for clients (default: one per core); results do not change.")
     ] = None,
@@ -53,6 +59,7 @@ def command(
                 path,
                 engine=engine,
                 resume=resume,
+                from_round=from_round,
                 workers=workers,
                 after_round=display.round_done,
                 after_client=display.client_done,

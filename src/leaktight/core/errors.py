@@ -74,8 +74,8 @@ class LeakFoundError(LeaktightError):
     """A verdict is as bad as the level that the user named, or worse."""
 
 
-class CheckpointError(LeaktightError):
-    """A checkpoint that cannot be read, or that belongs to another run."""
+class CheckpointError(MachineError):
+    """A checkpoint that is damaged or missing, or that belongs to another run."""
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from leaktight.core.errors import MachineError
 
+_PARTIAL = ".partial-"
 _SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 
 
@@ -24,21 +26,44 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_private(path: Path, content: bytes | str) -> None:
-    """Write a file atomically that only its owner can read."""
+    """Write a file atomically that only its owner can read, as is its folder, if that is made."""
     data = content.encode() if isinstance(content, str) else content
 
     def fill(temporary: Path) -> None:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
 
-    replace_atomically(path, fill)
+    replace_atomically(path, fill, private=True)
 
 
-def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Write a file atomically: `fill` writes a temporary one in the same folder, which then replaces `path`."""
+def make_private_folder(folder: Path) -> None:
+    """Make a folder for its owner alone. One that exists keeps its permissions."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_partial(folder: Path, names: Collection[str] | None = None) -> None:
+    """Remove what killed processes left of files that they were writing in this folder and those below.
+
+    names: only files of these names, in this folder alone, where other processes may be writing others; None: all.
+    Assumes: no other process is writing these files; the caller holds the lock of the folder.
+    """
+    for left in folder.glob(f"{_PARTIAL}*") if names is not None else folder.rglob(f"{_PARTIAL}*"):
+        inside = {path.name for path in left.iterdir()} if left.is_dir() else set()
+        if names is None or (inside and inside <= set(names)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def replace_atomically(path: Path, fill: Callable[[Path], None], *, private: bool = False) -> None:
+    """Write a file atomically: `fill` writes a temporary one in the same folder, which then replaces `path`.
+
+    private: make a missing folder for its owner alone.
+    """
     try:
+        if private:
+            make_private_folder(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=_PARTIAL) as folder:
             temporary = Path(folder) / path.name
             fill(temporary)
             with temporary.open("rb") as file:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import safetensors.torch
 
 from leaktight.core.files import write_atomically
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
+from leaktight.engines.checkpoints import Checkpoint, Checkpoints
+from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import overall
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.fl.state import load_checkpoint, save_checkpoint
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Round, TrainingSummary
-
-_REPORTED = {"train_loss", "client"}
-"""Fields of a round that come from the clients' reports, which a server does not receive."""
 
 
 class Engine(Protocol):
@@ -49,41 +48,57 @@ def train(
     after_client: Callable[[], None] = lambda: None,
     after_state: Callable[[FederationState], None] = lambda state: None,
     until: int | None = None,
+    keep: int = 1,
+    from_round: int | None = None,
+    retry: str | None = None,
 ) -> TrainingSummary:
     """Train the remaining rounds of a run and return its summary. `after_round` is also called for earlier rounds.
 
     after_state: called with the state after each round, before its checkpoint is written.
-    until: stop before this round, counted from 0; None to train all.
+    until: stop before this round, counted from 0; None to train all. keep: how many checkpoints are kept.
+    from_round: set this round, counted from 1, and all later ones aside, and train them again. retry: what to do if a
+    checkpoint is damaged, for the error; by default, to go back.
     """
-    state, rows = _restore(folder)
+    checkpoints = Checkpoints(folder, keep, retry)
+    if from_round is not None:
+        counts = federation.setup.defense.private or replace(federation.consent, max_repeats=0) != Consent()
+        checkpoints.go_back(from_round, federation.first_state(), counts=counts)
+    point = checkpoints.newest()
+    state, rows, undone = point.state, list(point.rows), point.undone
     for row in rows:
         after_round(row)
     began = time.perf_counter()
 
     reports: dict[str, Mapping[str, float]] = {}
 
-    def keep(of_clients: inprocess.Reports) -> None:
+    def hear(of_clients: inprocess.Reports) -> None:
         reports.clear()
         reports.update(of_clients)
 
     def finished(outcome: RoundOutcome, now: FederationState) -> None:
-        nonlocal began
+        nonlocal began, state, undone
         seconds = time.perf_counter() - began
         rows.append(_row(outcome, reports, seconds))
         after_state(now)
-        _store(folder, now, rows)
+        state, undone = (now, None) if undone is None else undone.counted(now)
+        checkpoints.store(Checkpoint(state, tuple(rows), undone))
         after_round(rows[-1])
         began = time.perf_counter()
 
-    final = engine(
-        federation,
-        state,
-        workers=workers,
-        after_round=finished,
-        on_reports=keep,
-        after_client=after_client,
-        until=until,
-    )
+    def played(stop: int | None) -> FederationState:
+        return engine(
+            federation,
+            state,
+            workers=workers,
+            after_round=finished,
+            on_reports=hear,
+            after_client=after_client,
+            until=stop,
+        )
+
+    while undone is not None and len(rows) < min(federation.plan.rounds, until or federation.plan.rounds):
+        played(len(rows) + 1)
+    final = played(until)
     weights = {**final.server.params, **final.server.buffers}
     write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
     summary = TrainingSummary(
@@ -131,29 +146,3 @@ def _defense_figures(rows: list[Round]) -> dict[str, float]:
         return {}  # clients on other machines send no reports
     spent, whole, steps = (means.pop(name) for name in ("defense_seconds", "seconds", "steps"))
     return {"share_of_time": spent / whole, "seconds_per_step": spent / steps, **means}
-
-
-def _store(folder: RunFolder, state: FederationState, rows: list[Round]) -> None:
-    """Write the server's checkpoint, and another file with the clients' private states and reports.
-
-    The private file is written first and has the round in its name, so that a run killed between the two resumes from
-    the old pair.
-    """
-    stored = state.stored()
-    private = {"clients": stored["clients"], "figures": [row.model_dump(include=_REPORTED) for row in rows]}
-    public = [row.model_dump(exclude=_REPORTED) for row in rows]
-    save_checkpoint(folder.private(len(rows)), private)
-    save_checkpoint(folder.checkpoint, {"server": stored["server"], "rows": public})
-    for path in folder.all_private():
-        if path != folder.private(len(rows)):
-            path.unlink()
-
-
-def _restore(folder: RunFolder) -> tuple[FederationState | None, list[Round]]:
-    if not folder.checkpoint.exists():
-        return None, []
-    stored: Mapping[str, Any] = load_checkpoint(folder.checkpoint)
-    private = load_checkpoint(folder.private(len(stored["rows"])))
-    pairs = zip(stored["rows"], private["figures"], strict=True)
-    rows = [Round.model_validate({**row, **figures}) for row, figures in pairs]
-    return FederationState.restored({"server": stored["server"], "clients": private["clients"]}), rows

@@ -45,6 +45,7 @@ class Client:
     """One client. Its state (None before the first request) is kept by the engine that delivers the requests.
 
     setup: shared by server and clients. agreement: which requests the client answers; every request is checked.
+    returns: how often the client went back to answer a round anew (`gone_back`); its noise is then another one.
     All secrets of a round are drawn from a stream that depends on the round, the request and the client's own data and
     settings (`brings`), so that none is drawn twice.
 
@@ -60,6 +61,7 @@ class Client:
     test: Examples | None = None
     guard: Guard | None = None
     agreement: Agreement = Agreement()
+    returns: int = 0
 
     def __post_init__(self) -> None:
         self.setup.check_counted(self.agreement.scores_on)
@@ -99,6 +101,13 @@ class Client:
         `RefusedError` if it is not admitted.
         """
         return self._admitted(request, self._begin(None)[1] if state is None else state)
+
+    def gone_back(self, before: ClientState | None, latest: ClientState) -> ClientState:
+        """The state before an earlier request, to answer it anew; what the client has spent since stays spent.
+
+        before: the state then; None before the first request. latest: the state of now.
+        """
+        return (before or self._begin(None)[1]).with_spent(latest)
 
     def train_round(self, request: Train, state: ClientState | None) -> ClientRound:
         """One round of local training: check the request, train, apply the defense, keep what is private."""
@@ -148,7 +157,12 @@ class Client:
 
     def _digest_of(self, request: Train) -> str:
         sent = request.broadcast
-        return request_digest(sent.params, sent.buffers, request.learning_rate, request.loss_scale, self.brings)
+        brings = f"{self.brings}|{self.returns}" if self.returns else self.brings
+        return request_digest(sent.params, sent.buffers, request.learning_rate, request.loss_scale, brings)
+
+    def _stream(self, *path: str | int) -> Rng:
+        """The random stream of a question or a score, another one after the client went back."""
+        return self.rng.child(*path, *(("returns", self.returns) if self.returns else ()))
 
     def _defended(
         self, request: Train, result: LocalResult, params: Params, count: int, *, rng: Rng, report: Report
@@ -190,7 +204,7 @@ class Client:
 
     def _answer(self, request: Ask, trainer: Trainer, state: ClientState) -> tuple[Answered, ClientState]:
         question, setup = request.question, self.setup
-        rng = self.rng.child("ask", request.to, question.kind)
+        rng = self._stream("ask", request.to, question.kind)
         if request.to == "aggregator":
             member = self._member(trainer, state, rng=rng.child("member"))
             answer, memory = setup.aggregator.answer(question, state.aggregator, member, rng=rng)
@@ -243,7 +257,7 @@ class Client:
             raise LeaktightError(f"{self.name} has no test set; score on validation examples")
         self._guarded(request.broadcast, state, silent)
         params, buffers = _own(request.broadcast, state)
-        with secret_model(self.rng.child("score", request.broadcast.round)):
+        with secret_model(self._stream("score", request.broadcast.round)):
             return evaluate(trainer, params, buffers, examples)
 
     def _member(self, trainer: Trainer, state: ClientState, *, rng: Rng) -> Member:

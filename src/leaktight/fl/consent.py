@@ -34,14 +34,19 @@ class Consent:
     max_epsilon: the client's privacy budget, > 0; a round that would spend more is not answered, nor any later one. It
     needs a defense that counts epsilon. None: no limit.
     max_rounds: the most rounds that it trains in, >= 1. None: all rounds of the plan.
+    max_repeats: the most rounds, >= 0, that it answers anew on Flower when the server goes back and asks something else
+    than before. Each is one more look at its data: the noise is new, and the budget goes on. 0: it only sends again
+    what it has sent.
     """
 
     max_epsilon: float | None = None
     max_rounds: int | None = None
+    max_repeats: int = 0
 
     def __post_init__(self) -> None:
         require_above(0, max_epsilon=self.max_epsilon)
         require_at_least(1, max_rounds=self.max_rounds)
+        require_at_least(0, max_repeats=self.max_repeats)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,8 @@ class FederationPlan:
     evaluate_every: number of rounds between two scores; the last round is always scored.
     timeout: seconds, > 0, to wait for the answers of remote clients (Flower); those without an answer have failed.
         None: no limit.
+    keep_checkpoints: how many rounds are kept on disk, the last one included, >= 1: a run can go back to any of them.
+        Each takes the size of the model and of the clients' private states; on Flower, at a node, of its replies.
     """
 
     rounds: int = 10
@@ -85,12 +87,14 @@ class FederationPlan:
     evaluate: Literal["server", "clients"] = "server"
     evaluate_every: int = 1
     timeout: float | None = None
+    keep_checkpoints: int = 3
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise ValueError(f"expected timeout > 0 seconds, got {self.timeout}")
         require_at_least(1, rounds=self.rounds, per_round=self.per_round)
         require_at_least(1, min_clients=self.min_clients, evaluate_every=self.evaluate_every)
+        require_at_least(1, keep_checkpoints=self.keep_checkpoints)
         if self.per_round and self.min_clients and self.min_clients > self.per_round:
             raise ValueError(f"expected min_clients <= per_round, got {self.min_clients} > {self.per_round}")
 

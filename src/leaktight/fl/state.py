@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from leaktight.core.checksum import with_checksum, without_checksum
 from leaktight.core.errors import CheckpointError
 from leaktight.core.files import write_private
 from leaktight.core.tensors import pack, unpack
@@ -44,6 +45,14 @@ class ClientState:
     conduct: Conduct = Conduct()
     guard: State = field(default_factory=dict)
 
+    def with_spent(self, later: ClientState) -> ClientState:
+        """This state with what the client has spent since, up to `later`: going back gives no budget back.
+
+        The defense's memory is that of `later`, and so is the number of rounds. Where the client stands in the
+        protocol, what it withholds, and what guard and aggregator remember, goes back.
+        """
+        return replace(self, defense=later.defense, conduct=replace(self.conduct, rounds=later.conduct.rounds))
+
     def stored(self) -> dict[str, Any]:
         """The state as nested mappings for `core.tensors.pack`, as written to disk."""
         return {**vars(self), "conduct": vars(self.conduct)}
@@ -54,23 +63,22 @@ class ClientState:
         return cls(**{**stored, "conduct": Conduct(**stored["conduct"])})
 
 
-VERSION = 3
+VERSION = 4
 
 
 def save_checkpoint(path: Path, state: State) -> None:
     """Replace `path` by nested state (see `core.tensors.pack`); only the owner can read it, as it may hold secrets."""
-    write_private(path, pack({"version": VERSION, "state": state}))
+    write_private(path, with_checksum(pack({"version": VERSION, "state": state})))
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote."""
+def load_checkpoint(path: Path, *, remedy: str = "start a new run") -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote; `CheckpointError` if it is missing or damaged. remedy: for its message."""
     try:
-        content = unpack(path.read_bytes())
-        if content["version"] != VERSION:
-            raise CheckpointError(f"{path} has version {content['version']}, expected {VERSION}; start a new run")
-        state: dict[str, Any] = content["state"]
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path} is not a readable checkpoint ({error}); start a new run") from error
+        stored = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; {remedy}") from error
+    content = unpack(without_checksum(stored, str(path), remedy=remedy))
+    if content["version"] != VERSION:
+        raise CheckpointError(f"{path} has version {content['version']}, expected {VERSION}; start a new run")
+    state: dict[str, Any] = content["state"]
     return state

@@ -6,7 +6,7 @@ import json
 import platform
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,13 +15,16 @@ from pathlib import Path
 import filelock
 
 from leaktight.core.errors import CheckpointError, LeaktightError, ResultsError, UsageError
-from leaktight.core.files import without_secrets, write_atomically, write_private
+from leaktight.core.files import make_private_folder, remove_partial, without_secrets, write_atomically, write_private
 from leaktight.core.keys import KEY_BYTES, parse_key
 from leaktight.results.digest import MANIFEST, sealed
 from leaktight.results.schema import Environment, Summary, TrainingSummary
 from leaktight.results.store import read_summary
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
+
+_WRITTEN_FIRST = ("secret.key", "environment.json", "config.toml")
+"""Files of a run's start; while the last of them is missing, the folder may hold files of others."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,28 @@ class RunFolder:
     def config(self) -> Path:
         return self.path / "config.toml"
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint.safetensors"
+    def checkpoint(self, rounds: int) -> Path:
+        """The server's state and history after this number of rounds."""
+        return self.path / f"checkpoint-{rounds:05d}.state"
 
     def private(self, rounds: int) -> Path:
         """The clients' private states and reports after this number of rounds."""
-        return self.path / f"clients-{rounds:05d}.safetensors"
+        return self.path / f"clients-{rounds:05d}.state"
 
-    def all_private(self) -> list[Path]:
-        return sorted(self.path.glob("clients-*.safetensors"))
+    @property
+    def checkpoints(self) -> list[int]:
+        """The numbers of rounds after which there is a checkpoint, in order."""
+        return _numbers(self.path.glob("checkpoint-*.state"))
+
+    @property
+    def all_private(self) -> list[int]:
+        """The numbers of rounds after which there is a file of the clients' states, in order."""
+        return _numbers(self.path.glob("clients-*.state"))
+
+    @property
+    def older_checkpoint(self) -> Path:
+        """The checkpoint of versions that kept one, without a checksum."""
+        return self.path / "checkpoint.safetensors"
 
     @property
     def model(self) -> Path:
@@ -52,6 +67,10 @@ class RunFolder:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
 
     @property
     def command(self) -> Path:
@@ -117,7 +136,7 @@ def open_run(
     """
     folder = RunFolder(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
         lock = filelock.FileLock(path / ".lock")
         lock.acquire(timeout=0)
     except filelock.Timeout as error:
@@ -125,6 +144,7 @@ def open_run(
     except OSError as error:
         raise LeaktightError(f"cannot write to {path}: {error.strerror}; choose another --out") from error
     try:
+        remove_partial(path, None if folder.started else _WRITTEN_FIRST)
         if folder.started and not resume:
             raise UsageError(f"{path} already holds a run; add --resume to continue it, or choose another --out")
         if folder.started and (held := folder.config.read_text()) != config_text:
@@ -137,7 +157,7 @@ def open_run(
         if not folder.started:
             if clients:
                 write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
-            write_atomically(path / "environment.json", json.dumps(environment().document(), indent=1))
+            write_atomically(folder.environment, json.dumps(environment().document(), indent=1))
             write_atomically(folder.config, config_text)
         yield folder
     finally:
@@ -176,6 +196,11 @@ def environment() -> Environment:
         packages=packages,
         command=tuple(without_secrets(sys.argv)),
     )
+
+
+def _numbers(paths: Iterable[Path]) -> list[int]:
+    """The numbers at the end of the names of files, in order."""
+    return sorted(int(end) for path in paths if (end := path.stem.rpartition("-")[2]).isdigit())
 
 
 def _said(summary: Summary) -> dict[str, object]:

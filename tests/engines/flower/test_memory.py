@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.damage import flipped
 from tests.engines.flower.grids import LocalGrid, take_identity
 from tests.engines.flower.test_play import grid_for
 
+from leaktight.core.checksum import with_checksum, without_checksum
 from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Defense, Question, Report, Step
 from leaktight.core.rng import Rng
@@ -21,7 +24,7 @@ from leaktight.core.types import Broadcast, Params, State
 from leaktight.defenses.lrp import Lrp
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.stack import Stack
-from leaktight.engines.flower.memory import Memory
+from leaktight.engines.flower.memory import Entry, Memory
 from leaktight.engines.flower.messages import Place, model_record, read_reply, read_request, request_message
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.client import Client, ClientRound
@@ -176,8 +179,9 @@ def test_turns_do_not_go_back(federation: Federation, tmp_path: Path) -> None:
     assert isinstance(ask(grid, train(federation, moved=0.1), turn=1), Declined)
     assert "arrived after a later one" in log.read_text()
     assert isinstance(ask(grid, train(federation, 2), epoch=2), Trained)
-    assert isinstance(ask(grid, train(federation), turn=3), Declined)
+    assert isinstance(ask(grid, train(federation, moved=0.1), turn=3), Declined)
     assert "asked for round 1 again, after round 3" in log.read_text()
+    assert isinstance(ask(grid, train(federation), turn=3), Trained), "the same request gets the same bytes"
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -295,14 +299,16 @@ def test_of_two_answers_at_the_same_time_one_is_sent(make_federation: MakeFedera
 def test_an_older_state_is_refused_by_name(federation: Federation, tmp_path: Path) -> None:
     assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation)), Trained)
     (path,) = tmp_path.glob("*.state")
-    path.write_bytes(pack({**unpack(path.read_bytes()), "version": 2}))
+    held = unpack(without_checksum(path.read_bytes(), "", remedy=""))
+    path.write_bytes(with_checksum(pack({**held, "version": 2})))
     assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation)), Declined)
-    assert "has version 2, expected 3" in (tmp_path / f"{CLIENT}.log").read_text()
+    assert "has version 2, expected 4" in (tmp_path / f"{CLIENT}.log").read_text()
 
 
 def test_a_memory_does_not_show_its_secrets() -> None:
     key = bytes(range(32))
-    shown = repr(Memory(run="a", brings="b", key=key, now={"lrp": torch.full((1,), 4711.0)}))
+    state = {"lrp": torch.full((1,), 4711.0)}
+    shown = repr(Memory(run="a", brings="b", key=key, base=state, log=(Entry(0, 0, "c", b"4711", state),)))
     assert repr(key) not in shown
     assert "4711" not in shown
 
@@ -321,3 +327,41 @@ def test_networks_and_questions_to_others_do_not_travel(
 ) -> None:
     with pytest.raises(LeaktightError, match="not a request of this protocol"):
         read_request(message(change(model(federation))))
+
+
+def test_a_flipped_bit_of_a_memory_is_refused(federation: Federation, tmp_path: Path) -> None:
+    assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation)), Trained)
+    (path,) = tmp_path.glob("*.state")
+    for place in flipped(path, 8):
+        for epoch in (0, 1):
+            restarted = grid_for(federation, state_dir=tmp_path)
+            assert isinstance(ask(restarted, train(federation, epoch), epoch=epoch), Declined), place
+        said = (tmp_path / f"{CLIENT}.log").read_text()
+        assert "is damaged" in said, place
+        assert "restore it, or start a new run" in said, place
+        (tmp_path / f"{CLIENT}.log").unlink()
+    assert isinstance(ask(grid_for(federation, state_dir=tmp_path), train(federation, 1), epoch=1), Trained)
+
+
+def test_a_nodes_folder_is_its_owners_alone_and_keeps_no_leftovers_of_its_own(
+    federation: Federation, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    before = os.umask(0o022)
+    try:
+        assert isinstance(ask(grid_for(federation, state_dir=folder), train(federation)), Trained)
+        assert isinstance(ask(grid_for(federation, state_dir=folder), train(federation, 0, 0.1)), Declined)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {
+        path.name: "0o600" for path in folder.iterdir()
+    }
+    (state,) = folder.glob("*.state")
+    own, other = folder / ".partial-own" / state.name, folder / ".partial-other" / "client-001-1.state"
+    for path in (own, other):
+        path.parent.mkdir()
+        path.write_bytes(b"half")
+    assert isinstance(ask(grid_for(federation, state_dir=folder), train(federation, 1), epoch=1), Trained)
+    assert not own.parent.exists()
+    assert other.exists(), "another node may be writing it"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.damage import flipped
 from tests.engines.flower.grids import LocalGrid, nodes, take_identity
 from tests.seeds import replayed
 from torch import nn
@@ -20,10 +21,11 @@ from typer.testing import CliRunner
 
 from leaktight.api.flower import defense_mod
 from leaktight.cli.app import app as command_line
+from leaktight.core.checksum import without_checksum
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Defense, Step
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import digest
+from leaktight.core.tensors import digest, unpack
 from leaktight.core.types import Batch, Update
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.client_dp import ClientDp
@@ -283,16 +285,25 @@ def test_moments_are_private_and_outlive_the_node(tmp_path: Path) -> None:
     assert reply_to(other, network(), node(**{"state-dir": str(tmp_path)})).has_error(), "a state of another defense"
 
 
+def test_a_flipped_bit_of_the_state_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app(defense_mod(Outpost()), steps=1)
+    assert reply_to(app, network(), node(**{"state-dir": str(tmp_path)})).has_content()
+    (path,) = tmp_path.glob("*.state")
+    for place in flipped(path, 8):
+        assert reply_to(app, network(), node(**{"state-dir": str(tmp_path)})).has_error(), place
+        assert "is damaged" in caplog.text, place
+        caplog.clear()
+    assert reply_to(app, network(), node(**{"state-dir": str(tmp_path)})).has_content()
+
+
 def test_without_a_folder_the_state_lives_in_the_context() -> None:
     app, context = make_app(defense_mod(Outpost()), steps=1), node()
     for _ in range(2):
         reply_to(app, network(), context)
-    from leaktight.core.tensors import unpack
-
     held = context.state.config_records["leaktight.defense"]["state"]
     assert isinstance(held, bytes)
-    assert unpack(held)["round"] == 2
-    assert unpack(held)["defense"]["steps"] == 2
+    state = unpack(without_checksum(held, "", remedy=""))
+    assert (state["round"], state["defense"]["steps"]) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
 """The memory of a node: the client's private state and its replies in a run.
 
 It is in Flower's context, which lasts as long as Flower's run, and in a file, which survives a restart of the node and
-of the server. No reply is computed twice: a restarted server repeats the requests of its unfinished round and gets the
-same bytes. Any other request for an answered round is refused, because two replies would reveal what noise hides.
+of the server. No reply is computed twice: a server that was restarted, or that went back to an earlier round, repeats
+its requests and gets the same bytes. Another request in the place of an answered one would reveal what noise hides. It
+is refused, unless the client allows some rounds to be repeated; then the noise is new and the budget goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +18,40 @@ import filelock
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
+from leaktight.core.checksum import with_checksum, without_checksum
 from leaktight.core.errors import CheckpointError, RefusedError
-from leaktight.core.files import write_private
+from leaktight.core.files import make_private_folder, remove_partial, write_private
 from leaktight.core.keys import KEY_BYTES
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 from leaktight.engines.flower.messages import Envelope
 
-VERSION = 3
+VERSION = 4
 
 _RUN = "leaktight.run"
+_REMEDY = "restore it, or start a new run"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An answered request. epoch, turn: its place. digest: its hash. after: the client's state after it, as stored."""
+
+    epoch: int
+    turn: int
+    digest: str
+    reply: bytes = field(repr=False)
+    after: State = field(repr=False)
+
+    @property
+    def spot(self) -> tuple[int, int]:
+        return self.epoch, self.turn
+
+    def stored(self) -> State:
+        return {**vars(self), "reply": torch.frombuffer(bytearray(self.reply), dtype=torch.uint8)}
+
+    @classmethod
+    def restored(cls, stored: State) -> Entry:
+        return cls(**{**stored, "reply": stored["reply"].numpy().tobytes()})
 
 
 @dataclass(frozen=True)
@@ -35,47 +59,78 @@ class Memory:
     """What a client knows of a run.
 
     run: the name of the run. brings: a hash of the client's data and settings. key: the root of its secrets.
-    answers: the number of all replies. epoch: of the last one. now: the client's state after it, as stored.
-    sent: the hash of the request and the bytes of the reply, by turn of this epoch.
+    answers: the number of all replies. log: the requests of the last epochs, in order. base: the client's state before
+    them, as stored. returns: how often the client went back to answer a request anew. repeats: in how many rounds it
+    did. reached: the last epoch that was answered when it went back. counted: the last epoch in `repeats` since then.
     """
 
     run: str
     brings: str
     key: bytes = field(repr=False)
     answers: int = 0
-    epoch: int = 0
-    now: State | None = field(default=None, repr=False)
-    sent: Mapping[str, State] = field(default_factory=dict, repr=False)
+    base: State | None = field(default=None, repr=False)
+    log: tuple[Entry, ...] = ()
+    returns: int = 0
+    repeats: int = 0
+    reached: int = -1
+    counted: int = -1
+
+    @property
+    def now(self) -> State | None:
+        """The client's state after the last reply, as stored."""
+        return self.log[-1].after if self.log else self.base
 
     def sent_to(self, asked: Envelope) -> bytes | None:
-        """The stored reply to this request, or None if it is new. Raises `RefusedError` if it must not be answered."""
+        """The stored reply to exactly this request, or None."""
         place = asked.place
-        if place.epoch < self.epoch:
-            raise RefusedError(f"asked for round {place.epoch + 1} again, after round {self.epoch + 1}")
-        if place.epoch > self.epoch:
-            return None
-        entry = self.sent.get(str(place.turn))
-        if entry is None:
-            if any(int(turn) > place.turn for turn in self.sent):
-                raise RefusedError(f"request {place.turn} of round {place.epoch + 1} arrived after a later one")
-            return None
-        if entry["digest"] != asked.digest:
-            raise RefusedError(f"another request of round {place.epoch + 1} was answered already")
-        reply: bytes = entry["reply"].numpy().tobytes()
-        return reply
+        same = (each for each in self.log if each.spot == (place.epoch, place.turn) and each.digest == asked.digest)
+        return next((each.reply for each in same), None)
 
-    def after(self, asked: Envelope, reply: bytes, state: State) -> Memory:
-        """The memory after the reply to this request. Replies of earlier epochs are dropped."""
+    def ready_for(self, asked: Envelope, most: int) -> Memory:
+        """The memory with which a request is answered that has no reply: this one, or one that went back.
+
+        most: the number of rounds that the client repeats. Raises `RefusedError` if the request must not be answered.
+        """
+        spot, memory = (asked.place.epoch, asked.place.turn), self
+        if self.log and spot <= self.log[-1].spot:
+            if self.base is not None and spot < self.log[0].spot:
+                raise RefusedError(f"{self._again(asked)}, which is not kept any more")
+            memory = replace(
+                self,
+                log=tuple(each for each in self.log if each.spot < spot),
+                returns=self.returns + 1,
+                reached=max(self.reached, self.log[-1].epoch),
+                counted=-1,
+            )
+        epoch = asked.place.epoch
+        if epoch > memory.reached or epoch == memory.counted:
+            return memory
+        if self.repeats >= most:
+            raise RefusedError(f"{self._again(asked)}; {self.repeats} of {most} rounds (max_repeats) were repeated")
+        return replace(memory, repeats=self.repeats + 1, counted=epoch)
+
+    def _again(self, asked: Envelope) -> str:
+        """Why a request is not simply the next one."""
+        place, last = asked.place, self.log[-1].epoch
+        if place.epoch != last:
+            return f"asked for round {place.epoch + 1} again, after round {max(last, self.reached) + 1}"
+        if any(each.spot == (place.epoch, place.turn) for each in self.log):
+            return f"another request of round {place.epoch + 1} was answered already"
+        return f"request {place.turn} of round {place.epoch + 1} arrived after a later one"
+
+    def after(self, asked: Envelope, reply: bytes, state: State, *, keep: int) -> Memory:
+        """The memory after the reply to this request. keep: how many epochs it has replies of."""
         place = asked.place
-        entry = {"digest": asked.digest, "reply": torch.frombuffer(bytearray(reply), dtype=torch.uint8)}
-        before = self.sent if place.epoch == self.epoch else {}
-        return replace(
-            self,
-            answers=self.answers + 1,
-            epoch=place.epoch,
-            now=state,
-            sent={**before, str(place.turn): entry},
-        )
+        log = (*self.log, Entry(place.epoch, place.turn, asked.digest, reply, state))
+        old = [each for each in log if each.epoch <= place.epoch - keep]
+        return replace(self, answers=self.answers + 1, base=old[-1].after if old else self.base, log=log[len(old) :])
+
+    def stored(self) -> State:
+        return {"version": VERSION, **vars(self), "log": [each.stored() for each in self.log]}
+
+    @classmethod
+    def restored(cls, stored: State) -> Memory:
+        return cls(**{**stored, "log": tuple(Entry.restored(each) for each in stored["log"])})
 
 
 @dataclass(frozen=True)
@@ -106,7 +161,7 @@ class MemoryStore:
 
         The file is written first: a crash then loses at most a reply that was never sent.
         """
-        data = pack({"version": VERSION, **vars(memory)})
+        data = with_checksum(pack(memory.stored()))
         with self._locked():
             self._require_free(memory.run)
             held = self._load(memory.run)
@@ -115,6 +170,7 @@ class MemoryStore:
             if self.single:
                 self._claim(memory.run)
             if (path := self._state_path(memory.run)) is not None:
+                remove_partial(path.parent, {path.name, f"{self.client}.run"})
                 write_private(path, data)
             self.context[_key(memory.run)] = ConfigRecord({"memory": data})
 
@@ -165,7 +221,7 @@ class MemoryStore:
     def _locked(self) -> AbstractContextManager[object]:
         if self.folder is None:
             return nullcontext()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
         return filelock.FileLock(self.folder / f"{self.client}.lock", mode=0o600)
 
 
@@ -178,13 +234,8 @@ def _short(run: str) -> str:
 
 
 def _read(data: bytes, where: str) -> Memory:
-    try:
-        content = dict(unpack(data))
-        version = content.pop("version")
-        if version != VERSION:
-            raise CheckpointError(f"{where} has version {version}, expected {VERSION}; start a new run")
-        return Memory(**content)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"the private state in {where} cannot be read; restore it, or start a new run") from error
+    content = dict(unpack(without_checksum(data, where, remedy=_REMEDY)))
+    version = content.pop("version")
+    if version != VERSION:
+        raise CheckpointError(f"{where} has version {version}, expected {VERSION}; start a new run")
+    return Memory.restored(content)

@@ -15,8 +15,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
-from leaktight.core.files import write_private
-from leaktight.engines.flower.memory import MemoryStore
+from leaktight.core.files import make_private_folder, write_private
+from leaktight.engines.flower.memory import Memory, MemoryStore
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Consent
@@ -99,23 +99,32 @@ def _reply(message: Message, context: Context, settings: NodeSettings, name: str
         return sent
     if not settings.reproducible:
         client = replace(client, rng=client.rng.keyed(memory.key))
-    before = None if memory.now is None else ClientState.restored(memory.now)
+    plan, consent, latest = settings.federation.plan, settings.federation.consent, _restored(memory)
+    ready = memory.ready_for(asked, consent.max_repeats)
+    client, before = replace(client, returns=ready.returns), _restored(ready)
+    if ready.returns > memory.returns and latest is not None:
+        before = client.gone_back(before, latest)
     try:
-        reply, state = _work(client, asked, before, settings.state_dir)
+        reply, state = _work(client, asked, before, settings)
     except Exception:
         # A failure can depend on the data, so an admitted request is never tried again.
         declined = reply_bytes(Declined())
-        store.remember(memory.after(asked, declined, client.marked(asked.request, before).stored()))
+        failed = client.marked(asked.request, before).stored()
+        store.remember(ready.after(asked, declined, failed, keep=plan.keep_checkpoints))
         raise
     sent = reply_bytes(reply)
-    store.remember(memory.after(asked, sent, state.stored()))
+    store.remember(ready.after(asked, sent, state.stored(), keep=plan.keep_checkpoints))
     return sent
+
+
+def _restored(memory: Memory) -> ClientState | None:
+    return None if memory.now is None else ClientState.restored(memory.now)
 
 
 def _single(settings: NodeSettings) -> bool:
     """Whether the client answers one run only: its privacy budget and limits would start again with another run."""
     federation = settings.federation
-    if federation.consent == Consent():
+    if replace(federation.consent, max_repeats=0) == Consent():
         return federation.setup.defense.private
     if settings.state_dir is None:
         raise UsageError(
@@ -130,12 +139,15 @@ def _data_and_settings_hash(client: Client) -> str:
     return hashlib.sha256(f"{client.brings}|{client.setup.aggregator!r}".encode()).hexdigest()
 
 
-def _work(client: Client, asked: Envelope, state: ClientState | None, folder: Path | None) -> tuple[Reply, ClientState]:
+def _work(
+    client: Client, asked: Envelope, state: ClientState | None, settings: NodeSettings
+) -> tuple[Reply, ClientState]:
     if not isinstance(asked.request, Train):
         return client.handle(asked.request, state)
     done = client.train_round(asked.request, state)
-    if folder is not None:
-        write_report(folder, client.name, asked.place.epoch, done.report)
+    if settings.state_dir is not None:
+        keep = settings.federation.plan.keep_checkpoints
+        write_report(settings.state_dir, client.name, asked.place.epoch, done.report, keep=keep)
     return done.trained, done.state
 
 
@@ -145,7 +157,7 @@ def _log_error(name: str, folder: Path | None) -> None:
     if folder is None:
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         path = folder / f"{name}.log"
         path.touch(mode=0o600)
         with path.open("a") as file:
@@ -154,22 +166,24 @@ def _log_error(name: str, folder: Path | None) -> None:
         LOG.warning("cannot write to %s", folder)
 
 
-def write_report(folder: Path, client: str, round_index: int, figures: Mapping[str, float]) -> None:
-    """Store the figures of a client's last round in a private file of its node. round_index: from 0."""
-    write_private(
-        _report_path(folder, client), json.dumps({"round": round_index + 1, "figures": dict(figures)}, indent=1)
-    )
+def write_report(folder: Path, client: str, round_index: int, figures: Mapping[str, float], *, keep: int = 1) -> None:
+    """Store the figures of a client's last rounds in a private file of its node. round_index: from 0."""
+    rounds = {**_reports(folder, client), str(round_index + 1): dict(figures)}
+    last = {number: each for number, each in rounds.items() if round_index + 1 - keep < int(number) <= round_index + 1}
+    write_private(_report_path(folder, client), json.dumps(last, indent=1))
 
 
 def read_reports(folder: Path, clients: Iterable[str], round_index: int) -> dict[str, dict[str, float]]:
-    """The figures of the clients whose last round was this one, for a simulation, which has the files of all nodes."""
-    reports = {}
-    for client in clients:
-        path = _report_path(folder, client)
-        stored = json.loads(path.read_text()) if path.exists() else {}
-        if stored.get("round") == round_index + 1:
-            reports[client] = stored["figures"]
-    return reports
+    """The figures of a round of these clients, for a simulation, which has the files of all nodes."""
+    found = {client: _reports(folder, client).get(str(round_index + 1)) for client in clients}
+    return {client: figures for client, figures in found.items() if figures is not None}
+
+
+def _reports(folder: Path, client: str) -> dict[str, dict[str, float]]:
+    """The figures of a client's last rounds, by the number of the round."""
+    path = _report_path(folder, client)
+    stored: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    return stored
 
 
 def _report_path(folder: Path, client: str) -> Path:

@@ -10,8 +10,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
-from leaktight.core.errors import CheckpointError, UsageError
-from leaktight.core.files import write_private
+from leaktight.core.checksum import with_checksum, without_checksum
+from leaktight.core.errors import UsageError
+from leaktight.core.files import remove_partial, write_private
 from leaktight.core.tensors import pack, unpack
 from leaktight.core.types import State
 
@@ -74,13 +75,13 @@ class ModState:
             data = self.context.config_records[self.key]["state"]
         if data is None:
             return None
-        try:
-            return unpack(data if isinstance(data, bytes) else b"")
-        except Exception as error:
-            raise CheckpointError(f"the private state at {self.path or self.key} cannot be read") from error
+        where = str(self.path or f"{self.key} in Flower's context")
+        remedy = "restore it, or give the mod another name to start with an empty one, and a new budget"
+        return unpack(without_checksum(data if isinstance(data, bytes) else b"", where, remedy=remedy))
 
     def write(self, state: State) -> None:
-        data = pack(state)
+        data = with_checksum(pack(state))
         if self.path is not None:
+            remove_partial(self.path.parent, {self.path.name})
             write_private(self.path, data)
         self.context[self.key] = ConfigRecord({"state": data})
