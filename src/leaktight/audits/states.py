@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from leaktight.audits.experiment import state_key
 from leaktight.audits.plan import Entry, Experiment
-from leaktight.core.errors import LeaktightError
-from leaktight.core.files import slug, write_private
+from leaktight.audits.trial import reason_of
+from leaktight.core.errors import CheckpointError
+from leaktight.core.faults import raise_fault
+from leaktight.core.files import slug
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
+from leaktight.fl.state import load_checkpoint, save_checkpoint
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary, training_name
 
@@ -58,17 +62,18 @@ def prepare_states(
                 federation.plan.rounds if whole else experiment.rounds[-1],
             )
             training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, after_round)
-        except LeaktightError as error:
+        except Exception as error:  # a defect in one defense must not end the others' trials
+            raise_fault(error)
             if defense.name == UNDEFENDED and experiment.track == "diagnostic":
                 raise
-            failed[defense.name] = " ".join(str(error).split())
+            failed[defense.name] = reason_of(error)
             continue
         rows = training[defense.name].rounds
         for round_index in experiment.rounds if experiment.trains else ():
             key = state_key(defense.name, round_index)
             accuracy[key] = rows[round_index - 1].accuracy if round_index else _first_accuracy(federation)
             if round_index:
-                packed[key] = _state_file(experiment, folder, defense, round_index).read_bytes()
+                packed[key] = pack(_kept(_state_file(experiment, folder, defense, round_index)))
             else:
                 packed[key] = pack(federation.first_state().stored())
     return States(packed, accuracy, training, failed)
@@ -85,7 +90,7 @@ def _train(
 ) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
-            write_private(_state_file(experiment, folder, defense, state.server.round), pack(state.stored()))
+            save_checkpoint(_state_file(experiment, folder, defense, state.server.round), state.stored())
 
     return train(
         federation,
@@ -96,6 +101,16 @@ def _train(
         after_state=keep,
         until=None if whole else experiment.rounds[-1],
     )
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """The state before a round, as it was written."""
+    try:
+        return load_checkpoint(file)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; or delete the folder {file.parent} and continue with --resume, which trains it again"
+        ) from error
 
 
 def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:

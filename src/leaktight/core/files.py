@@ -1,15 +1,18 @@
-"""Names and atomic writing of files, and removal of secrets from a command line."""
+"""Names and atomic writing of files, and removal of what writing left behind and of secrets in a command line."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from leaktight.core.errors import MachineError
+from leaktight.core.faults import remedy
 
+_PARTIAL = ".partial-"
 _SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
 
 
@@ -38,7 +41,7 @@ def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
     """Write a file atomically: `fill` writes a temporary one in the same folder, which then replaces `path`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=_PARTIAL) as folder:
             temporary = Path(folder) / path.name
             fill(temporary)
             with temporary.open("rb") as file:
@@ -46,7 +49,17 @@ def replace_atomically(path: Path, fill: Callable[[Path], None]) -> None:
             temporary.replace(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise MachineError(f"cannot write {path}: {reason}; free space or choose another folder") from error
+        raise MachineError(f"cannot write {path}: {reason}; {remedy(error)}") from error
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes left of files that they were writing in a folder and those in it.
+
+    Assumes: nobody else writes there.
+    """
+    for left in list(folder.rglob(f"{_PARTIAL}*")):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
