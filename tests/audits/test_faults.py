@@ -12,10 +12,11 @@ from tests.audits.scenes import SMALL
 
 import leaktight as lt
 from leaktight.adaptive import auto
+from leaktight.audits.run import Watcher
 from leaktight.core.errors import CheckpointError, MachineError, UsageError
 from leaktight.core.files import slug
 from leaktight.fl import client
-from leaktight.results.schema import Summary
+from leaktight.results.schema import Round, Summary
 from leaktight.results.store import read_trials
 
 DEFENSE = "tests.audits.faulty:FaultyDefense"
@@ -155,6 +156,19 @@ def test_what_a_killed_process_was_writing_is_removed(scene: Scene) -> None:
     (left / "half.png").write_bytes(b"half")
     scene.audit(resume=True)
     assert not left.exists()
+
+
+class Impatient(Watcher):
+    """Stops the run after the first round of the defense's training."""
+
+    def round_done(self, name: str, row: Round) -> None:
+        if name == DEFENSE:
+            raise ValueError("stop here")
+
+
+def test_whoever_watches_may_stop_the_training_of_a_defense(scene: Scene) -> None:
+    with pytest.raises(ValueError, match="stop here"):
+        scene.audit(watcher=Impatient())
 
 
 def test_an_ensemble_does_not_go_on_without_an_attack_that_met_a_fault(

@@ -54,17 +54,24 @@ def prepare_states(
     accuracy: dict[str, float | None] = {}
     training: dict[str, TrainingSummary] = {}
     failed: dict[str, str] = {}
+    stopped: list[Exception] = []  # by a caller, for which no defense is to blame
+
+    def tell(name: str, row: Round) -> None:
+        try:
+            after_round(name, row)
+        except Exception as error:
+            stopped.append(error)
+            raise
+
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
+        rounds = federation.plan.rounds if whole else experiment.rounds[-1]
+        begin(training_name(experiment.track, defense.name), rounds)
         try:
-            begin(
-                training_name(experiment.track, defense.name),
-                federation.plan.rounds if whole else experiment.rounds[-1],
-            )
-            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, after_round)
+            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, tell)
         except Exception as error:  # a defect in one defense must not end the others' trials
             raise_fault(error)
-            if defense.name == UNDEFENDED and experiment.track == "diagnostic":
+            if error in stopped or (defense.name == UNDEFENDED and experiment.track == "diagnostic"):
                 raise
             failed[defense.name] = reason_of(error)
             continue
