@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import time
 
 import pytest
 from bench.faults.audit_scene import Scene, own_mounts
@@ -105,7 +106,6 @@ def test_exit_codes(
 
     monkeypatch.setattr(app, "app", fail)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(app, "_stop_by_signals", lambda *names: None)
     with pytest.raises(SystemExit) as caught:
         app.main()
     assert (caught.value.code, capsys.readouterr().err) == (code, f"{line}\n")
@@ -117,7 +117,6 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(app, "app", fail)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(app, "_stop_by_signals", lambda *names: None)
     with pytest.raises(ValueError, match="a defect"):
         app.main()
 
@@ -128,10 +127,11 @@ def test_signals_that_somebody_else_handles_are_left_alone() -> None:
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        app._stop_by_signals("SIGHUP", "SIGTERM", "SIGNONE")
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        with pytest.raises(StoppedError, match="SIGTERM"):
+        with pytest.raises(StoppedError, match="SIGTERM"), app._stopped_by("SIGHUP", "SIGTERM", "SIGNONE"):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "what it was before"
     finally:
         for number, handler in zip((signal.SIGHUP, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -55,9 +57,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def main() -> None:
     """Run the command line. Errors of Leaktight and faults of the machine are printed as one line on stderr."""
     sys.path.insert(0, os.getcwd())  # so that a user's "module:name" is found in the current folder
-    _stop_by_signals("SIGTERM", "SIGHUP", "SIGXCPU")
     try:
-        app(standalone_mode=True)
+        with _stopped_by("SIGTERM", "SIGHUP", "SIGXCPU"):
+            app(standalone_mode=True)
     except StoppedError as error:
         _end(f"ended by {error}; what is done is kept, continue with --resume", 1)
     except KeyboardInterrupt:
@@ -71,16 +73,22 @@ def main() -> None:
         _end(str(fault), 1)
 
 
-def _stop_by_signals(*names: str) -> None:
+@contextmanager
+def _stopped_by(*names: str) -> Iterator[None]:
     """Raise StoppedError on these signals, if the system has them and nobody else has said what they do."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise StoppedError(signal.Signals(number).name)
 
-    for name in names:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, stop)
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    free = [number for number in known if signal.getsignal(number) == signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in free:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end(message: str, code: int) -> NoReturn:
