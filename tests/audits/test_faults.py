@@ -175,7 +175,7 @@ def test_an_ensemble_does_not_go_on_without_an_attack_that_met_a_fault(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = FaultyAttack(marker=str(scene.folder / "attack"))
-    monkeypatch.setitem(auto.ENSEMBLES, "quick", {"first": member, "second": member})  # type: ignore[index]
+    monkeypatch.setitem(auto.ENSEMBLES, "quick", {"first": member, "second": member})
     scene.break_next("attack", "memory")
     with pytest.raises(MachineError, match="out of memory"):
         lt.audit(
