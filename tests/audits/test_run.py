@@ -20,6 +20,7 @@ from leaktight.config.scenario import load_data
 from leaktight.config.settings import load_config
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.results.folder import RunFolder
+from leaktight.results.lines import line_of
 from leaktight.results.schema import Round, Summary, Trial
 from leaktight.results.store import read_summary, read_trials
 from leaktight.runtime.executor import Inline
@@ -265,7 +266,8 @@ def test_a_run_that_was_changed_does_not_get_a_new_digest(tmp_path: Path) -> Non
     before = planned.run(tmp_path / "run")
     file = tmp_path / "run" / "trials.jsonl"
     lines = file.read_text()
-    file.write_text(lines + lines.splitlines()[0].replace(".t000", ".t009") + "\n" + '{"schema')
+    first = next(iter(read_trials(tmp_path / "run").values()))
+    file.write_bytes(lines.encode() + line_of(changed(first, id=first.id.replace(".t000", ".t009"))) + b'{"schema')
     again = planned.run(tmp_path / "run", resume=True)
     assert again.verdicts == before.verdicts, "an interrupted run has more trials, or a torn one"
     file.write_text(lines.replace('"update_changed": true', '"update_changed": false', 1))

@@ -54,10 +54,13 @@ def started(*arguments: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def trials(run: Path) -> dict[str, dict[str, Any]]:
-    """All lines by id, without the time they took."""
+    """All lines by id, without the time they took and the checksum over it."""
     lines = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     assert len({line["id"] for line in lines}) == len(lines), "no trial twice"
-    return {line["id"]: {key: value for key, value in line.items() if "seconds" not in key} for line in lines}
+    return {
+        line["id"]: {key: value for key, value in line.items() if not key.endswith(("seconds", "sha256"))}
+        for line in lines
+    }
 
 
 def wait_for_lines(run: Path, number: int, process: subprocess.Popen[str]) -> None:

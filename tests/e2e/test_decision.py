@@ -52,12 +52,16 @@ def test_a_run_that_cannot_conclude_neither_passes_nor_fails(here: Here, tmp_pat
     assert "--fail-on reconstructed can be neither passed nor failed: noise (diagnostic): cannot conclude" in err
     assert Xml.parse(tmp_path / "run" / "junit.xml").getroot().get("errors") == "1"
     assert audit(here, "strong.toml", "--resume")[0] == 0, "without the gate it is a result like others"
-    lines = (tmp_path / "run" / "trials.jsonl").read_text()
-    (tmp_path / "run" / "trials.jsonl").write_text(lines.replace('"status": "done"', '"status": "failed"', 1))
+    next((tmp_path / "run" / "images").iterdir()).write_bytes(b"another")
     assert here("verify", "run")[0] == 1
     code, _, err = here("report", "run")
     assert code == 0
-    assert err.startswith("warning: run was changed after it was written: trial ")
+    assert err.startswith("warning: run was changed after it was written: picture ")
+    lines = (tmp_path / "run" / "trials.jsonl").read_text()
+    (tmp_path / "run" / "trials.jsonl").write_text(lines.replace('"status": "done"', '"status": "failed"', 1))
+    code, _, err = here("report", "run")
+    assert code == 2, "a trial that is not as it was written is not shown"
+    assert "trials.jsonl, line 1: its checksum is another" in err
 
 
 @pytest.mark.parametrize("command", ["audit", "tradeoff"])

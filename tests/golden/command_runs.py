@@ -31,6 +31,7 @@ Parts = Mapping[str, Any]
 Run = Callable[[], Parts]
 
 NOT_NUMBERS = {
+    "sha256",  # of a line, times included
     *("schema_version", "run", "command", "images", "metrics"),  # versions, paths, which way metrics leak
     *("because", "advice", "detail", "raised_if", "warnings", "error", "assumed"),  # sentences
     "attack_settings",  # how an attack is put together, which is to change

@@ -15,8 +15,9 @@ from tests.here import Here
 from tests.results.made import THREAT, changed, made_cell, made_summary, made_training, made_trial
 
 from leaktight.core.errors import ResultsError, UsageError
-from leaktight.results.digest import MANIFEST, canonical, hashed
+from leaktight.results.digest import MANIFEST
 from leaktight.results.folder import RunFolder
+from leaktight.results.lines import canonical, hashed
 from leaktight.results.schema import Pictures, Summary, Verdict
 from leaktight.results.store import open_store, read_summary
 from leaktight.results.verify import doubt, verify

@@ -28,6 +28,7 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.presets.preset import Preset
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Inputs
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng
@@ -144,9 +145,11 @@ class Auto(Attack):
                 guess = attack.reconstruct(given, rng=rng.child("member", name), progress=progress)
                 weighed = weigh(name, guess, seen, knows=isinstance(attack, Knowing))
             except LeaktightError as error:
+                raise_fault(error)
                 skipped[name] = str(error)
                 continue
             except Exception as error:  # a defect in one attack must not end the others
+                raise_fault(error)
                 skipped[name] = f"{type(error).__name__}: {error}"
                 warnings.warn(f"auto went on without {name}, which failed: {skipped[name]}", stacklevel=2)
                 continue
@@ -241,8 +244,10 @@ def _labels(seen: Observation, rng: Rng) -> Tensor | None:
         return None
     try:
         return rule.infer(blind, seen.batch_size, rng=rng.child("labels"))
-    except LeaktightError:
+    except LeaktightError as error:
+        raise_fault(error)
         return None
     except Exception as error:  # a defect in the rule must not lose the guess
+        raise_fault(error)
         warnings.warn(f"auto read no labels: {type(error).__name__}: {error}", stacklevel=2)
         return None

@@ -15,6 +15,7 @@ from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.view import OneBatch, Simulation
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.faults import raise_fault
 from leaktight.core.types import Batch, Observation, Reconstruction
 
 _COSINE = Cosine()
@@ -97,7 +98,8 @@ def residual(found: Reconstruction, seen: Sequence[Observation]) -> float:
         return math.inf
     try:
         distances = [_distance(guess, each) for each in seen]
-    except LeaktightError:  # a guess of other labels or of another number of examples than the update has
+    except LeaktightError as error:  # a guess of other labels or of another number of examples than the update has
+        raise_fault(error)
         return math.inf
     return sum(distances) / len(distances) if all(map(math.isfinite, distances)) else math.inf
 

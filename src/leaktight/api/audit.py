@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from leaktight.adaptive.auto import ENSEMBLES, Budget
-from leaktight.api.runs import parse_workers, recorded_call, run_path
+from leaktight.api.runs import parse_workers, recorded_call, require_resumed, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, run_audit
@@ -53,14 +53,16 @@ class PlannedAudit:
         *,
         resume: bool = False,
         workers: int | str | None = 0,
+        retry_failed: bool = False,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
         """Run the missing trials in the folder `path`, write the report, and return the summary.
 
-        workers: as in `leaktight.audit`. call: the command line, to be recorded.
+        workers, retry_failed: as in `leaktight.audit`. call: the command line, to be recorded.
         """
         executor, processes = parse_workers(workers)
+        require_resumed(resume=resume, retry_failed=retry_failed)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             require_unchanged(folder.path)
             summary = run_audit(
@@ -73,6 +75,7 @@ class PlannedAudit:
                 weigh=self.command == "tradeoff",
                 workers=processes,
                 budget=self.budget,
+                retry_failed=retry_failed,
                 watcher=watcher,
             )
             from leaktight.report.html import write_report  # slow to import, and only needed now
@@ -133,6 +136,7 @@ def audit(
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,
+    retry_failed: bool = False,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
@@ -148,10 +152,13 @@ def audit(
     out: the folder of the results and of report.html (default: runs/audit-NNN). resume: continue the run there.
     workers: the number of worker processes; 0 for this process, None for one per core; or "ray", "ray://host:port". A
     script that starts processes needs `if __name__ == "__main__":`. Results do not depend on it.
-    watcher: callbacks for progress.
+    retry_failed: with resume, repeat trials that ended in an error. A fault of the machine (`MachineError`) is no such
+    error: it is raised, and resume does what is missing. watcher: callbacks for progress.
     """
     planned = plan("audit", config, adaptive=adaptive, trials=trials, confidence=confidence, budget=budget, **scenario)
-    return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
+    return planned.run(
+        planned.folder(out, resume=resume), resume=resume, workers=workers, retry_failed=retry_failed, watcher=watcher
+    )
 
 
 def tradeoff(
@@ -164,6 +171,7 @@ def tradeoff(
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,
+    retry_failed: bool = False,
     watcher: Watcher | None = None,
     **scenario: Unpack[Scenario],
 ) -> Summary:
@@ -171,4 +179,6 @@ def tradeoff(
     planned = plan(
         "tradeoff", config, adaptive=adaptive, trials=trials, confidence=confidence, budget=budget, **scenario
     )
-    return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
+    return planned.run(
+        planned.folder(out, resume=resume), resume=resume, workers=workers, retry_failed=retry_failed, watcher=watcher
+    )

@@ -9,7 +9,7 @@ from typing import Literal, Required, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from leaktight.api.runs import parse_workers, recorded_call, run_path
+from leaktight.api.runs import parse_workers, recorded_call, require_resumed, run_path
 from leaktight.api.scenario import Method, require_keywords
 from leaktight.audits.run import Watcher
 from leaktight.config.inspect import CaptureRequest, Prepared, prepare
@@ -40,11 +40,13 @@ class PlannedInspection:
         *,
         resume: bool = False,
         workers: int | str | None = 0,
+        retry_failed: bool = False,
         watcher: Watcher | None = None,
         call: str = "",
     ) -> Summary:
         """Run the missing attacks in the folder `path`, write the report, and return the summary."""
         executor, _ = parse_workers(workers)
+        require_resumed(resume=resume, retry_failed=retry_failed)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             require_unchanged(folder.path)
             summary = run_inspection(
@@ -53,6 +55,7 @@ class PlannedInspection:
                 executor=executor,
                 scenario=self.prepared.facts,
                 command=recorded_call(folder, call or "leaktight.inspect() in Python"),
+                retry_failed=retry_failed,
                 watcher=watcher,
             )
             from leaktight.report.html import write_report  # slow to import, and only needed now
@@ -103,6 +106,7 @@ def inspect(
     out: Path | str | None = None,
     resume: bool = False,
     workers: int | str | None = 0,
+    retry_failed: bool = False,
     watcher: Watcher | None = None,
     **capture: Unpack[Capture],
 ) -> Summary:
@@ -110,7 +114,9 @@ def inspect(
 
     model: the network, or a kind ("resnet20", "package.module:function"). before: the model that the client received.
     capture: shape, after or update with kind, labels, truth ...; see `leaktight.api.inspect.Capture`.
-    out, resume, workers, watcher: as in `leaktight.audit` (the default folder is runs/inspect-NNN).
+    out, resume, workers, retry_failed, watcher: as in `leaktight.audit` (the default folder is runs/inspect-NNN).
     """
     planned = plan(model, before, **capture)
-    return planned.run(planned.folder(out, resume=resume), resume=resume, workers=workers, watcher=watcher)
+    return planned.run(
+        planned.folder(out, resume=resume), resume=resume, workers=workers, retry_failed=retry_failed, watcher=watcher
+    )

@@ -27,6 +27,12 @@ def run_path(command: str, record: str, out: Path | str | None, *, resume: bool)
     return latest_folder(RUNS, command, record) if resume else next_folder(RUNS, command)
 
 
+def require_resumed(*, resume: bool, retry_failed: bool) -> None:
+    """Raise UsageError if failed trials of a new run are to be repeated."""
+    if retry_failed and not resume:
+        raise UsageError("--retry-failed repeats trials of an earlier run; add --resume")
+
+
 def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
     """The executor of trials and the number of training processes (None: one per core) for an option `workers`.
 

@@ -93,16 +93,17 @@ def run_audit(
     weigh: bool = False,
     workers: int | None = None,
     budget: float | None = None,
+    retry_failed: bool = False,
     watcher: Watcher | None = None,
 ) -> Summary:
     """Train the defenses as far as needed, run the missing trials, write `summary.json` and return it.
 
     scenario: facts about the scenario for readers. production: the experiment of the production track. weigh: train
     every defense through all rounds and add the trade-off. executor: runs the trials. workers: processes for training.
-    budget: minutes after which no trial starts.
+    budget: minutes after which no trial starts. retry_failed: repeat trials that ended in an error.
     """
     watcher, clock = watcher or Watcher(), Clock(budget)
-    store = open_store(folder.path)
+    store = opened(folder, retry_failed=retry_failed)
     earlier = sum(trial.seconds for trial in store.trials.values()) / 60
     experiments = [experiment, *([production] if production else [])]
     states = [
@@ -192,6 +193,15 @@ def summarise(
         tradeoff=weighed,
         over_time=over_time([trial for trial in trials if trial.track == experiment.track]),
     )
+
+
+def opened(folder: RunFolder, *, retry_failed: bool) -> TrialStore:
+    """The trials of a run's folder, without failed ones if these are to be repeated."""
+    store = open_store(folder.path)
+    if retry_failed and store.failed:
+        folder.withdraw_summary()  # first: it says more than the trials that are left
+        store.forget_failed()
+    return store
 
 
 def run_wanted(

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from leaktight.audits.experiment import state_key
 from leaktight.audits.plan import Entry, Experiment
-from leaktight.core.checksum import with_checksum, without_checksum
-from leaktight.core.errors import CheckpointError, LeaktightError, MachineError
-from leaktight.core.files import slug, write_private
+from leaktight.audits.trial import reason_of
+from leaktight.core.faults import raise_fault
+from leaktight.core.files import slug
 from leaktight.core.protocols import Defense
 from leaktight.core.tensors import pack
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
+from leaktight.fl.state import load_checkpoint, save_checkpoint
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary, training_name
 
@@ -51,27 +52,34 @@ def prepare_states(
     accuracy: dict[str, float | None] = {}
     training: dict[str, TrainingSummary] = {}
     failed: dict[str, str] = {}
+    stopped: list[Exception] = []  # by a caller, for which no defense is to blame
+
+    def tell(name: str, row: Round) -> None:
+        try:
+            after_round(name, row)
+        except Exception as error:
+            stopped.append(error)
+            raise
+
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
+        rounds = federation.plan.rounds if whole else experiment.rounds[-1]
+        begin(training_name(experiment.track, defense.name), rounds)
         try:
-            begin(
-                training_name(experiment.track, defense.name),
-                federation.plan.rounds if whole else experiment.rounds[-1],
-            )
-            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, after_round)
-        except MachineError:
-            raise
-        except LeaktightError as error:
-            if defense.name == UNDEFENDED and experiment.track == "diagnostic":
+            training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, tell)
+        except Exception as error:  # a defect in one defense must not end the others' trials
+            raise_fault(error)
+            if error in stopped or (defense.name == UNDEFENDED and experiment.track == "diagnostic"):
                 raise
-            failed[defense.name] = " ".join(str(error).split())
+            failed[defense.name] = reason_of(error)
             continue
         rows = training[defense.name].rounds
         for round_index in experiment.rounds if experiment.trains else ():
             key = state_key(defense.name, round_index)
             accuracy[key] = rows[round_index - 1].accuracy if round_index else _first_accuracy(federation)
             if round_index:
-                packed[key] = _read_state(_state_file(experiment, folder, defense, round_index))
+                path = _state_file(experiment, folder, defense, round_index)
+                packed[key] = pack(load_checkpoint(path, remedy=_retry(path.parent)))
             else:
                 packed[key] = pack(federation.first_state().stored())
     return States(packed, accuracy, training, failed)
@@ -88,8 +96,7 @@ def _train(
 ) -> TrainingSummary:
     def keep(state: FederationState) -> None:
         if state.server.round in experiment.rounds:
-            path = _state_file(experiment, folder, defense, state.server.round)
-            write_private(path, with_checksum(pack(state.stored())))
+            save_checkpoint(_state_file(experiment, folder, defense, state.server.round), state.stored())
 
     own = _folder(experiment, folder, defense)
     return train(
@@ -102,13 +109,6 @@ def _train(
         until=None if whole else experiment.rounds[-1],
         retry=_retry(own),
     )
-
-
-def _read_state(path: Path) -> bytes:
-    try:
-        return without_checksum(path.read_bytes(), str(path), remedy=_retry(path.parent))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; {_retry(path.parent)}") from error
 
 
 def _retry(folder: Path) -> str:

@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
-from leaktight.core.errors import LeaktightError, ModelError
+from leaktight.core.errors import LeaktightError, MachineError, ModelError
+from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng, global_seed
+from leaktight.core.text import printable
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.types import Batch, Observation, Params, Reconstruction, RoundTrace, Update
 from leaktight.metrics import BuiltMetrics, align, label_accuracy, match
@@ -33,6 +35,9 @@ Attempted: TypeAlias = tuple[TrialOutcome, Mapping[str, bytes]]
 
 _DEFAULTS = {name: value for name, value in TrialOutcome() if name not in ("labels", "metrics", "certificate")}
 """Fields that are written for every trial, failed ones included."""
+
+_LONGEST = 1000
+"""Characters of a message of a method in results."""
 
 
 class Finished(NamedTuple):
@@ -65,26 +70,39 @@ class Judged:
 def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Finished:
     """Run a trial. An error makes it a failed trial, with the message, so that the other trials still run.
 
+    A fault of the machine says nothing of the attack, and is raised.
     The trial is returned as it reads from the run's file, so that a resumed run summarises the same values.
     """
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        outcome, pictures = _outcome(run)
-    messages = sorted({str(each.message).splitlines()[0] for each in warned if each.category is UserWarning})
+        outcome, pictures = _outcome(head, run)
+    messages = sorted({printable(_first(each.message), _LONGEST) for each in warned if each.category is UserWarning})
     fields = {**_DEFAULTS, **head.facts(), **outcome.facts(), "seconds": time.perf_counter() - began}
     written = Trial.model_validate({**fields, "warnings": messages}).model_dump_json(exclude_unset=True)
     return Finished(Trial.model_validate_json(written), pictures)
 
 
-def _outcome(run: Callable[[], Attempted]) -> Attempted:
+def _outcome(head: TrialHead, run: Callable[[], Attempted]) -> Attempted:
     try:
         return run()
-    except LeaktightError as error:
-        return TrialOutcome(status="failed", error=" ".join(str(error).split())), {}
-    except Exception as error:  # a defect in one attack must not end the others' trials
-        first = (str(error) or "no message").splitlines()[0]
-        return TrialOutcome(status="failed", error=f"{type(error).__name__}: {first}"), {}
+    except (Exception, SystemExit) as error:  # a defect in one attack must not end the others' trials
+        try:
+            raise_fault(error)
+        except MachineError as fault:
+            raise MachineError(f"trial {head.id}: {fault}") from error
+        return TrialOutcome(status="failed", error=reason_of(error)), {}
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of a method in one line, for results."""
+    if isinstance(error, LeaktightError):
+        return printable(" ".join(str(error).split()), _LONGEST)
+    return printable(f"{type(error).__name__}: {_first(error)}", _LONGEST)
+
+
+def _first(message: object) -> str:
+    return (str(message) or "no message").splitlines()[0]
 
 
 def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:

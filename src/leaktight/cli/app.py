@@ -6,14 +6,19 @@ Slow modules are imported when a command runs.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
 from leaktight import __version__
 from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, listing, report, train, verify
-from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
+from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
+from leaktight.core.faults import fault_of
 
 app = typer.Typer(
     name="leaktight",
@@ -49,13 +54,42 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Run the command line. Errors of Leaktight are printed as one line on stderr."""
+    """Run the command line. Errors of Leaktight and faults of the machine are printed as one line on stderr."""
     sys.path.insert(0, os.getcwd())  # so that a user's "module:name" is found in the current folder
     try:
-        app(standalone_mode=True)
+        with _stopped_by("SIGTERM", "SIGHUP", "SIGXCPU"):
+            app(standalone_mode=True)
+    except StoppedError as error:
+        _end(f"ended by {error}; what is done is kept, continue with --resume", 1)
     except KeyboardInterrupt:
-        print("leaktight: interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+        _end("interrupted", 130)
     except LeaktightError as error:
-        print(f"leaktight: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, LeakFoundError) else 1)
+        _end(str(error), 2 if isinstance(error, UsageError) else 3 if isinstance(error, LeakFoundError) else 1)
+    except Exception as error:
+        fault = fault_of(error)
+        if fault is None:
+            raise
+        _end(str(fault), 1)
+
+
+@contextmanager
+def _stopped_by(*names: str) -> Iterator[None]:
+    """Raise StoppedError on these signals, if the system has them and nobody else has said what they do."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise StoppedError(signal.Signals(number).name)
+
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    free = [number for number in known if signal.getsignal(number) == signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in free:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"leaktight: {message}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)

@@ -34,6 +34,7 @@ def command(
     budget: options.Budget = None,
     out: options.Out = None,
     resume: options.Resume = False,
+    retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
@@ -47,10 +48,11 @@ def command(
     from rich.console import Console
 
     from leaktight.api.audit import plan
-    from leaktight.api.runs import parse_workers
+    from leaktight.api.runs import parse_workers, require_resumed
     from leaktight.cli.audit_display import announce, print_audit, run_and_print
 
     parse_workers(workers)
+    require_resumed(resume=resume, retry_failed=retry_failed)
     planned = plan(
         "tradeoff" if context.command.name == "tradeoff" else "audit",
         config,
@@ -69,6 +71,7 @@ def command(
             print_audit,
             out=out,
             resume=resume,
+            retry_failed=retry_failed,
             workers=workers,
             as_json=as_json,
         )

@@ -99,7 +99,9 @@ class Planned(Protocol):
 
     def folder(self, out: Path | None, *, resume: bool) -> Path: ...
 
-    def run(self, path: Path, *, resume: bool, workers: str | None, watcher: Watcher, call: str) -> Summary: ...
+    def run(
+        self, path: Path, *, resume: bool, workers: str | None, retry_failed: bool, watcher: Watcher, call: str
+    ) -> Summary: ...
 
 
 def run_and_print(
@@ -108,6 +110,7 @@ def run_and_print(
     *,
     out: Path | None,
     resume: bool,
+    retry_failed: bool,
     workers: str | None,
     as_json: bool,
 ) -> Summary:
@@ -115,7 +118,9 @@ def run_and_print(
     errors, path = Console(stderr=True), planned.folder(out, resume=resume)
     display = AuditDisplay(errors)
     with resumable(path, errors), display.progress:
-        summary = planned.run(path, resume=resume, workers=workers, watcher=display, call=called())
+        summary = planned.run(
+            path, resume=resume, workers=workers, retry_failed=retry_failed, watcher=display, call=called()
+        )
     if as_json:
         print_json(summary.document())
     else:

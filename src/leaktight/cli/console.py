@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leaktight.core.errors import StoppedError
+from leaktight.core.faults import fault_of
 from leaktight.core.files import without_secrets
 
 
@@ -46,10 +48,12 @@ def called() -> str:
 
 @contextmanager
 def resumable(path: Path, console: Console) -> Iterator[None]:
-    """If the run in `path` is interrupted, print the command that continues it."""
+    """If the run in `path` is interrupted, or the machine fails, print the command that continues it."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedError, Exception) as error:
+        if isinstance(error, Exception) and fault_of(error) is None:
+            raise
         from leaktight.results.folder import RunFolder  # slow to import for commands without a run
 
         file = RunFolder(path).command
@@ -64,6 +68,6 @@ def resume_command(call: str, path: Path) -> str:
     >>> resume_command("leaktight audit --resume", Path("runs/a"))
     'leaktight audit --resume --out runs/a'
     """
-    words = [word for word in shlex.split(call) if word != "--resume"]
+    words = [word for word in shlex.split(call) if word not in ("--resume", "--retry-failed")]
     out = [] if "--out" in words else ["--out", str(path)]
     return shlex.join([*words, "--resume", *out])

@@ -67,6 +67,7 @@ def command(
     overrides: options.Set = None,
     out: options.Out = None,
     resume: options.Resume = False,
+    retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -110,7 +111,15 @@ def command(
     )
     announce(planned.prepared, Console(stderr=True))
     if not dry_run:
-        run_and_print(planned, print_inspection, out=out, resume=resume, workers=workers, as_json=as_json)
+        run_and_print(
+            planned,
+            print_inspection,
+            out=out,
+            resume=resume,
+            retry_failed=retry_failed,
+            workers=workers,
+            as_json=as_json,
+        )
 
 
 def _numbers(text: str | None, option: str, kind: type[N]) -> list[N]:

@@ -53,6 +53,9 @@ Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's fo
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue the run in --out, or the newest run with the same settings.")
 ]
+RetryFailed: TypeAlias = Annotated[
+    bool, typer.Option("--retry-failed", help="With --resume: repeat trials that ended in an error.")
+]
 Workers: TypeAlias = Annotated[
     str | None,
     typer.Option("--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core; 0: this one)."),

@@ -22,6 +22,10 @@ class MachineError(LeaktightError):
     """
 
 
+class StoppedError(BaseException):
+    """A signal asks the process to end. Like Ctrl-C, it is nothing that work may handle."""
+
+
 class UsageError(LeaktightError):
     """The input is wrong: a bad option, config or file."""
 

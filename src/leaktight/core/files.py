@@ -1,4 +1,4 @@
-"""Names and atomic writing of files, and removal of secrets from a command line."""
+"""Names and atomic writing of files, and removal of what writing left behind and of secrets in a command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from leaktight.core.errors import MachineError
+from leaktight.core.faults import remedy
 
 _PARTIAL = ".partial-"
 _SECRET = re.compile(r"^(--set=)?\s*secret_seed\s*=")
@@ -48,8 +49,8 @@ def remove_partial(folder: Path, names: Collection[str] | None = None) -> None:
     names: only files of these names, in this folder alone, where other processes may be writing others; None: all.
     Assumes: no other process is writing these files; the caller holds the lock of the folder.
     """
-    for left in folder.glob(f"{_PARTIAL}*") if names is not None else folder.rglob(f"{_PARTIAL}*"):
-        inside = {path.name for path in left.iterdir()} if left.is_dir() else set()
+    for left in list(folder.glob(f"{_PARTIAL}*") if names is not None else folder.rglob(f"{_PARTIAL}*")):
+        inside = {path.name for path in left.iterdir()} if left.is_dir() and not left.is_symlink() else set()
         if names is None or (inside and inside <= set(names)):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -71,7 +72,7 @@ def replace_atomically(path: Path, fill: Callable[[Path], None], *, private: boo
             temporary.replace(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise MachineError(f"cannot write {path}: {reason}; free space or choose another folder") from error
+        raise MachineError(f"cannot write {path}: {reason}; {remedy(error)}") from error
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.faults import raise_fault
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import flatten_state, num_bytes
 from leaktight.core.training import Constant
@@ -83,7 +84,7 @@ class RoundWork:
 
 
 def answered(client: Client, job: ClientJob) -> JobDone:
-    """A client's answer. Usage errors are raised; after any other error the client declines."""
+    """A client's answer. Usage errors and faults of the machine are raised; after any other the client declines."""
     try:
         if isinstance(job.request, Train):
             done = client.train_round(job.request, job.state)
@@ -92,6 +93,7 @@ def answered(client: Client, job: ClientJob) -> JobDone:
     except UsageError:
         raise
     except LeaktightError as error:
+        raise_fault(error)
         return JobDone(Declined(), _after_failure(client, job), error=str(error))
 
 

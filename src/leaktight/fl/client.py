@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import ClientFacts, Guard, Member, Report, RoundPlan
 from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tensors import buffers_of, cloned, digest, first_non_finite, parameters_of
@@ -304,6 +305,7 @@ def _trained(
             report=report,
         )
     except LeaktightError as error:
+        raise_fault(error)
         if not trainer.defense.private or isinstance(error, UsageError):
             raise
         nothing = {name: torch.zeros_like(tensor) for name, tensor in params.items()}

@@ -12,7 +12,7 @@ from leaktight.audits.judge.reasons import faults, scores
 from leaktight.audits.judge.summary import cell_of
 from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import LABELS_FOUND
-from leaktight.audits.run import Watcher, run_missing
+from leaktight.audits.run import Watcher, opened, run_missing
 from leaktight.audits.trial import threat_of
 from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured
@@ -34,7 +34,6 @@ from leaktight.results.schema import (
     common_ledger,
     metrics_of,
 )
-from leaktight.results.store import open_store
 from leaktight.runtime.executor import Executor
 
 WELL_FALLEN = 0.1
@@ -50,13 +49,15 @@ def run_inspection(
     executor: Executor,
     scenario: Mapping[str, Plain],
     command: str,
+    retry_failed: bool = False,
     watcher: Watcher | None = None,
 ) -> Summary:
     """Run the missing trials, write `summary.json` and return it. Without the truth it has no scores.
 
-    scenario: facts about the update for readers. executor: runs the trials.
+    scenario: facts about the update for readers. executor: runs the trials. retry_failed: repeat those that ended in an
+    error.
     """
-    store = open_store(folder.path)
+    store = opened(folder, retry_failed=retry_failed)
     run_missing(inspection, list(inspection.by_id), store, executor, watcher or Watcher())
     trials = [store.trials[name] for name in inspection.by_id]
     cells = gather(trials)

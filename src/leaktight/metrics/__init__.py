@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from leaktight.core.errors import UsageError, suggestion
+from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import ALL_INPUTS
 from leaktight.core.own import is_own
 from leaktight.core.protocols import Metric
@@ -170,5 +171,6 @@ def build_metrics(names: Iterable[str], resources: Resources) -> BuiltMetrics:
         try:
             metrics[name] = metric_spec(name).build(resources)
         except MetricUnavailable as error:
+            raise_fault(error)
             unavailable[name] = str(error)
     return BuiltMetrics(metrics, unavailable)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 
 from leaktight.core.errors import ResultsError, UsageError
 from leaktight.core.files import slug, write_atomically
-from leaktight.results.digest import canonical, hashed
+from leaktight.results.lines import canonical, hashed
 from leaktight.results.schema import (
     LEVELS,
     UNDEFENDED,

@@ -8,12 +8,12 @@ by whom: whoever can write to the folder can also compute a new digest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from leaktight.results.lines import canonical, hashed, whole_lines
 from leaktight.results.schema import Record, Summary, Trial, parse
 from leaktight.results.store import read_file
 
@@ -69,7 +69,7 @@ def read_lines(folder: Path) -> Lines:
     """All lines of `trials.jsonl`, also repeated ones."""
     file = folder / "trials.jsonl"
     content = read_file(file) or b""
-    whole = content.rfind(b"\n") + 1
+    whole = whole_lines(content)
     texts: dict[str, list[bytes]] = {}
     pictures: dict[str, None] = {}
     for number, line in enumerate(content[:whole].split(b"\n"), start=1):
@@ -78,19 +78,6 @@ def read_lines(folder: Path) -> Lines:
             texts.setdefault(trial.id, []).append(canonical(json.loads(line)))
             pictures |= dict.fromkeys(_pictures(trial))
     return Lines(texts, tuple(pictures), torn=bool(content[whole:].strip()))
-
-
-def canonical(content: object) -> bytes:
-    """JSON in one form: sorted keys, no spaces, ASCII.
-
-    >>> canonical({"b": 1.0, "a": ["é", None]})
-    b'{"a":["\\\\u00e9",null],"b":1.0}'
-    """
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def hashed(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _pictures(trial: Trial) -> Iterable[str]:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import filelock
 
-from leaktight.core.errors import CheckpointError, LeaktightError, ResultsError, UsageError
+from leaktight.core.errors import CheckpointError, MachineError, ResultsError, UsageError
+from leaktight.core.faults import remedy
 from leaktight.core.files import make_private_folder, remove_partial, without_secrets, write_atomically, write_private
 from leaktight.core.keys import KEY_BYTES, parse_key
 from leaktight.results.digest import MANIFEST, sealed
 from leaktight.results.schema import Environment, Summary, TrainingSummary
-from leaktight.results.store import read_summary
+from leaktight.results.store import read_summary, read_text
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -142,12 +143,12 @@ def open_run(
     except filelock.Timeout as error:
         raise UsageError(f"another process is writing to {path}; wait for it, or choose another --out") from error
     except OSError as error:
-        raise LeaktightError(f"cannot write to {path}: {error.strerror}; choose another --out") from error
+        raise MachineError(f"cannot write to {path}: {error.strerror}; {remedy(error)}") from error
     try:
         remove_partial(path, None if folder.started else _WRITTEN_FIRST)
         if folder.started and not resume:
             raise UsageError(f"{path} already holds a run; add --resume to continue it, or choose another --out")
-        if folder.started and (held := folder.config.read_text()) != config_text:
+        if folder.started and (held := read_text(folder.config)) != config_text:
             raise UsageError(
                 f"{path} holds a run with other settings ({_first_difference(held, config_text)}); "
                 "resume it with the same settings, or choose another --out"

@@ -1,19 +1,20 @@
 """Writing trials to `trials.jsonl`, and reading all result files of a run.
 
-A line is appended in one write and synced to disk. A killed process leaves at most one incomplete last line, which the
-next one removes. The pictures of a trial are written before its line.
+A line is appended at once and synced to disk. A killed process leaves at most one incomplete last line, which the next
+one removes. The pictures of a trial are written before its line.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leaktight.core.errors import LeaktightError, ResultsError
+from leaktight.core.errors import MachineError, ResultsError
+from leaktight.core.faults import remedy
 from leaktight.core.files import write_atomically
+from leaktight.results.lines import line_of, read_lines, whole_lines
 from leaktight.results.schema import Environment, Summary, Trial, parse
 
 
@@ -32,52 +33,54 @@ class TrialStore:
         """Store a finished trial; it is on disk when this returns. pictures: PNGs by path in the folder."""
         for name, data in pictures.items():
             write_atomically(self.path / name, data)
-        self._append(json.dumps(trial.document(), allow_nan=False) + "\n")
+        self._append(line_of(trial))
         self.trials[trial.id] = trial
 
-    def _append(self, line: str) -> None:
-        data = line.encode()
+    def forget_failed(self) -> None:
+        """Remove failed trials from the store and its file, so that they are repeated."""
+        lines = read_lines(self.file, read_file(self.file) or b"")
+        kept = [line for line in lines if line.trial.status != "failed"]
+        write_atomically(self.file, b"".join(line.text + b"\n" for line in kept))
+        self.trials = read_trials(self.path)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The ids of trials that ended in an error."""
+        return tuple(name for name, trial in self.trials.items() if trial.status == "failed")
+
+    def _append(self, data: bytes) -> None:
         try:
             descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
-                size = os.fstat(descriptor).st_size
-                if os.write(descriptor, data) != len(data):
-                    os.ftruncate(descriptor, size)
-                    raise OSError("the disk is full")
+                _write_whole(descriptor, data)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise LeaktightError(
-                f"cannot write {self.file}: {reason}; free space, then continue with --resume --out {self.path}"
-            ) from error
+            raise _cannot_write(self.file, error) from error
 
 
 def open_store(path: Path) -> TrialStore:
     """The store of a run's folder, with its trials. An incomplete last line is removed from the file."""
     store = TrialStore(path, read_trials(path))
     content = read_file(store.file) or b""
-    whole = content.rfind(b"\n") + 1
+    whole = whole_lines(content)
     if whole != len(content):
         try:
             with store.file.open("r+b") as opened:
                 opened.truncate(whole)
                 os.fsync(opened.fileno())
         except OSError as error:
-            raise LeaktightError(f"cannot write {store.file}: {error.strerror}; choose another folder") from error
+            raise _cannot_write(store.file, error) from error
     return store
 
 
 def read_trials(folder: Path) -> dict[str, Trial]:
     """The trials of a run by id, without an incomplete last line. Of repeated ids the first counts."""
     file = folder / "trials.jsonl"
-    content = read_file(file) or b""
     trials: dict[str, Trial] = {}
-    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
-        if line.strip():
-            trial = parse(Trial, line, f"{file}, line {number}")
-            trials.setdefault(trial.id, trial)
+    for line in read_lines(file, read_file(file) or b""):
+        trials.setdefault(line.trial.id, line.trial)
     return trials
 
 
@@ -103,7 +106,7 @@ def read_text(path: Path) -> str:
     try:
         return (read_file(path) or b"").decode()
     except UnicodeDecodeError as error:
-        raise ResultsError(f"{path} is not text in UTF-8; the file is damaged") from error
+        raise ResultsError(f"{path} is not text in UTF-8; the file is damaged: restore it") from error
 
 
 def read_file(path: Path) -> bytes | None:
@@ -113,4 +116,20 @@ def read_file(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from error
+        raise ResultsError(f"cannot read {path}: {error.strerror}; check the file and who may read it") from error
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Append these bytes, or none of them."""
+    size, done = os.fstat(descriptor).st_size, 0
+    try:
+        while done < len(data):
+            done += os.write(descriptor, data[done:])
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def _cannot_write(file: Path, error: OSError) -> MachineError:
+    reason = error.strerror or str(error)
+    return MachineError(f"cannot write {file}: {reason}; {remedy(error)}; --resume goes on")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Generic
 
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.errors import LeaktightError, MachineError, UsageError
 from leaktight.runtime.executor import J, M, OnMessage, R, Work, Workers, ignored
 from leaktight.runtime.processes import become_worker
 from leaktight.runtime.sharing import dumped, loaded
@@ -77,8 +77,12 @@ class _Cluster(Generic[J, M, R]):
                 for message in messages:
                     on_message(place, message)
                 yield place, value
-        except self.ray.exceptions.RayActorError as error:
-            raise LeaktightError(
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, LeaktightError):
+                raise error.cause from None
+            raise
+        except self.ray.exceptions.RayError as error:  # an actor or a node is lost, the object store is full
+            raise MachineError(
                 "a worker of the Ray cluster died (killed, or out of memory?); continue with --resume"
             ) from error
 

@@ -23,9 +23,10 @@ from typing import Any, Generic
 
 import torch
 
-from leaktight.core.errors import LeaktightError
+from leaktight.core.errors import LeaktightError, MachineError
+from leaktight.core.faults import raise_fault
 from leaktight.runtime.executor import Executor, Inline, J, M, OnMessage, R, Work, Workers, ignored, in_order
-from leaktight.runtime.sharing import InMemory, dumped, in_shared_memory, loaded, without_examples
+from leaktight.runtime.sharing import Shared, dumped, in_shared_memory, loaded, without_examples
 
 _POLL_SECONDS = 0.1
 _worker: dict[str, Any] = {}  # empty unless this process is a worker
@@ -76,11 +77,17 @@ class Processes:
     def start(self, work: Work[J, M, R]) -> Iterator[Workers[J, M, R]]:
         context = _context([work.__module__, *self.preload])
         number = self.number or available_cores()
+        data = without_examples(work)
         watched, life = context.Pipe(duplex=False)
-        channel = context.SimpleQueue()
-        pool = ProcessPoolExecutor(
-            number, mp_context=context, initializer=_begin, initargs=(watched, channel, *without_examples(work))
-        )
+        try:
+            channel = context.SimpleQueue()
+            pool = ProcessPoolExecutor(
+                number, mp_context=context, initializer=_begin, initargs=(watched, channel, *data)
+            )
+        except OSError as error:  # their locks are in /dev/shm
+            raise MachineError(
+                f"cannot start worker processes: {error.strerror}; free space in /dev/shm, or use --workers 0"
+            ) from error
         try:
             yield _Pool(pool, number, channel, life)
         except BaseException:
@@ -162,7 +169,7 @@ class _Pool(Generic[J, M, R]):
                 for future in finished:
                     yield running.pop(future), loaded(future.result())
         except BrokenProcessPool as error:
-            raise LeaktightError(
+            raise MachineError(
                 "a worker process died (killed, or out of memory?); continue with --resume, or use fewer --workers; "
                 'a script of your own needs `if __name__ == "__main__":` around its work'
             ) from error
@@ -179,11 +186,11 @@ def _context(preload: list[str]) -> Any:
     return context
 
 
-def _begin(life: Connection, channel: SimpleQueue[bytes], work: bytes, examples: list[object]) -> None:
+def _begin(life: Connection, channel: SimpleQueue[bytes], work: bytes, examples: list[Shared]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process handles it
     become_worker()
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
-    _worker["channel"], _worker["work"] = channel, loaded(work, examples)
+    _worker["channel"], _worker["work"] = channel, loaded(work, [each.value() for each in examples])
 
 
 def _end_with(life: Connection) -> None:
@@ -193,7 +200,7 @@ def _end_with(life: Connection) -> None:
     os._exit(1)
 
 
-def _run(place: int, job: bytes, common: list[InMemory]) -> bytes:
+def _run(place: int, job: bytes, common: list[Shared]) -> bytes:
     """Do one job. Jobs, results and messages are bytes, as tensors in shared memory would use up file handles."""
 
     def tell(message: object) -> None:
@@ -203,6 +210,7 @@ def _run(place: int, job: bytes, common: list[InMemory]) -> bytes:
         shared = [each.value() for each in common]
         return dumped(_worker["work"](loaded(job, shared), tell))
     except Exception as error:
+        raise_fault(error)  # here, as causes do not travel
         if _portable(error):
             raise
         raise LeaktightError(f"{type(error).__name__}: {error}") from None

@@ -1,19 +1,28 @@
 """Values sent between the main process and its workers: pickled by value, large shared ones in shared memory.
 
+Where shared memory is too small (64 MB of /dev/shm in many containers), they are in temporary files that have no name,
+so that nothing is left of them whatever happens.
+
 Only processes of one run read these bytes; messages between server and remote clients are those of `fl.messages`.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
+import os
 import pickle
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from leaktight.core.errors import MachineError
+from leaktight.core.faults import remedy
 from leaktight.core.types import Examples
 
 if TYPE_CHECKING:
@@ -33,32 +42,77 @@ def loaded(data: Buffer, shared: Sequence[object] = ()) -> Any:
     return _Unpickler(data, shared).load()
 
 
-def without_examples(value: object) -> tuple[bytes, list[object]]:
+def without_examples(value: object) -> tuple[bytes, list[Shared]]:
     """A value as bytes, and separately the `Examples` in it, which processes can share."""
     pickler = _Pickler([], Examples)
-    return pickler.dumped(value), pickler.shared
+    return pickler.dumped(value), [_apart(each) for each in pickler.shared]
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """A value in shared memory: its bytes, and the ciphertexts in it, which are not copied."""
-
-    data: Tensor
-    ciphertexts: list[object]
-
-    def value(self) -> Any:
-        """The value, in another process."""
-        return loaded(self.data.numpy().data, self.ciphertexts)
-
-
-def in_shared_memory(value: object) -> InMemory:
+def in_shared_memory(value: object) -> Shared:
     """A value for other processes, with one copy of it and none of its ciphertexts."""
     size = _Size()
     _Apart(size).dump(value)
     data = torch.empty(size.total, dtype=torch.uint8)
     pickler = _Apart(_Memory(data.numpy().data))
     pickler.dump(value)
-    return InMemory(data.share_memory_(), [each.share_memory_() for each in pickler.shared if isinstance(each, Tensor)])
+    return Shared(_shared(data), [_shared(each) for each in pickler.shared if isinstance(each, Tensor)])
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A value for other processes: its tensors, which are not copied, and the rest as bytes."""
+
+    data: bytes | Tensor | InFile
+    tensors: Sequence[Tensor | InFile]
+
+    def value(self) -> Any:
+        """The value; only in another process, which receives tensors in place of files."""
+        assert not isinstance(self.data, InFile)
+        return loaded(self.data.numpy().data if isinstance(self.data, Tensor) else self.data, self.tensors)
+
+
+class InFile:
+    """A tensor in a file without a name. Another process receives it as a tensor, which is read where it is needed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+        try:
+            self.file = tempfile.TemporaryFile(prefix="leaktight-")  # noqa: SIM115 (open as long as this value lives)
+            self.file.write(data.data)
+            self.file.flush()
+        except OSError as error:
+            raise MachineError(
+                f"cannot share {len(data):,} bytes with worker processes: shared memory is too small, and so is "
+                f"{tempfile.gettempdir()} ({error.strerror}); {remedy(error)} (TMPDIR), or use --workers 0"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped, (reduction.DupFd(self.file.fileno()), self.dtype, self.shape)
+
+
+def _mapped(handle: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    descriptor = handle.detach()
+    try:
+        view = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(descriptor)
+    return torch.frombuffer(view, dtype=dtype).reshape(shape)
+
+
+def _shared(tensor: Tensor) -> Tensor | InFile:
+    """The tensor, moved to shared memory, or in a file if that is too small."""
+    try:
+        moved: Tensor = tensor.share_memory_()
+    except RuntimeError:
+        return InFile(tensor)
+    return moved
+
+
+def _apart(value: object) -> Shared:
+    pickler = _Pickler([], Tensor)
+    data = pickler.dumped(value)
+    return Shared(data, [_shared(each) for each in pickler.shared if isinstance(each, Tensor)])
 
 
 class _Pickler(pickle.Pickler):

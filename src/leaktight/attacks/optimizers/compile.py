@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.func import functionalize
 
+from leaktight.core.faults import raise_fault
+
 Backend: TypeAlias = Literal["eager", "fx", "inductor"]
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
@@ -54,6 +56,7 @@ def make_runnable(
     try:
         graph = _traced(function, inputs)
     except Exception as error:  # tracing can fail with any kind of error
+        raise_fault(error)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(f"this network cannot be traced and runs eagerly ({reason})", stacklevel=2)
         return _choose(function, inputs, "eager", onednn)

@@ -219,7 +219,8 @@ CHECKS: Sequence[Check] = (
     Check(
         "trials-failed",
         "trials of an attack on a defense ended in an error",
-        "the figures leave these trials out; read the error; the threat model may lack what the attack needs",
+        "the figures leave these trials out; read the error; the threat model may lack what the attack needs; "
+        "--resume --retry-failed repeats them",
         _failed,
     ),
     Check(
