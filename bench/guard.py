@@ -97,6 +97,8 @@ class Honest:
     rate: float = 0.05
     mode: Mode = "train"
     defense: Defense = Defense()
+    settings: dict[str, Any] = field(default_factory=dict)
+    per_round: int = 4
 
     def judged(self, seed: int) -> list[Judgement]:
         """What the guard finds in every model that a client gets."""
@@ -105,14 +107,17 @@ class Honest:
         watch = Watch(network(data, self.net, seed + 50_000, self.init) if plain else None)
         clients = 8
         small = replace(data, train=data.train.take(torch.randperm(len(data.train), generator=Rng(seed).public())[:480]))
-        parts = Iid(clients=clients, validation=0.0) if self.iid else Dirichlet(clients=clients, alpha=0.5, validation=0.0)
+        parts = Iid(clients=clients, validation=0.0)
+        if not self.iid:
+            alpha = 0.5 if data.num_classes > 2 else 5.0
+            parts = Dirichlet(clients=clients, alpha=alpha, min_examples=self.batch, validation=0.0)
         federation = assemble(
             replace(small, groups=None),
             parts.split(replace(small, groups=None), rng=Rng(seed)),
             network(data, self.net, seed, self.init),
             local=LocalTraining(batch_size=self.batch, epochs=self.epochs, learning_rate=self.rate),
-            aggregator=AGGREGATORS[self.aggregator](),
-            plan=FederationPlan(rounds=self.rounds, per_round=clients // 2, min_clients=1),
+            aggregator=AGGREGATORS[self.aggregator](**self.settings),
+            plan=FederationPlan(rounds=self.rounds, per_round=self.per_round, min_clients=1),
             defense=self.defense,
             mode=self.mode,
             guard=watch,
@@ -120,3 +125,140 @@ class Honest:
         )
         run(federation, workers=1, score=False)
         return watch.judged
+
+
+def honest_scenes() -> Iterator[Honest]:
+    """The honest federations: networks, data, starts, stages, divisions, batch sizes and servers."""
+    for data in ("digits", "photos", "faces", "mnist"):
+        batch = 8 if data == "faces" else 16
+        yield Honest(data=data, iid=data != "photos")
+        yield Honest(data=data, net="LeNet", iid=False, aggregator="server_momentum", batch=batch)
+        yield Honest(data=data, net="LeNet, ReLU", batch=8)
+        yield Honest(data=data, net="CNN", iid=False, batch=batch)
+    yield Honest(init="kaiming", iid=False)
+    yield Honest(data="mnist", init="kaiming")
+    yield Honest(data="photos", net="LeNet", init="wide", rate=0.1)
+    yield Honest(net="LeNet", init="wide", iid=False)
+    yield Honest(data="mnist", net="LeNet-5, ReLU", iid=False)
+    yield Honest(data="cifar10", net="LeNet-5, ReLU", rounds=4)
+    yield Honest(data="cifar10", net="CNN", rounds=2, iid=False)
+    yield Honest(aggregator="fedsgd", batch=60, rate=0.1, rounds=8)
+    yield Honest(data="photos", net="LeNet, ReLU", aggregator="server_adam")
+    yield Honest(data="mnist", aggregator="server_adam", iid=False)
+    yield Honest(batch=1, rounds=3)
+    yield Honest(net="CNN", batch=2, rounds=3, rate=0.02)
+    yield Honest(rounds=30, rate=0.1, iid=False, per_round=2)
+    yield Honest(data="mnist", net="CNN", rounds=20, per_round=2, rate=0.1)
+    yield Honest(net="LeNet, ReLU", rounds=30, per_round=2, rate=0.1, iid=False)
+    yield Honest(net="ResNet-20", rounds=2)
+    yield Honest(data="faces", net="ResNet-20", rounds=2, iid=False, batch=8)
+    yield Honest(data="photos", net="ResNet-20", rounds=3, mode="eval", rate=0.01, per_round=2)
+
+
+def _counted(judged: Sequence[Judgement]) -> dict[str, Any]:
+    codes = Counter(finding.code for each in judged for finding in each.findings)
+    names = dict.fromkeys(name for each in judged for name in each.signs)
+    most = {name: round(max(each.signs.get(name, 0.0) for each in judged), 3) for name in names}
+    return {
+        "models": len(judged),
+        "alarms": sum(each.suspicious for each in judged),
+        "codes": dict(codes),
+        "most": most,
+        "leak": round(max((each.leak or 0.0) for each in judged), 3),
+    }
+
+
+def honest(seed: int) -> Iterator[dict[str, Any]]:
+    """False alarms in honest federations, and the largest value of each sign."""
+    for place, scene in enumerate(honest_scenes()):
+        words = f"{scene.data} {scene.net} {scene.init} {scene.aggregator} batch {scene.batch} rounds {scene.rounds}"
+        yield {"scene": words, **_counted(scene.judged(seed + place))}
+
+
+def defenses(seed: int) -> Iterator[dict[str, Any]]:
+    """False alarms beside each defense of the catalogue."""
+    for place, name in enumerate(name for name in DEFENSES if name not in ("none", "stack")):
+        settings = {"scheme": "I"} if name in ("lrp", "ada_lrp") else {}
+        for net in ("ResNet-20",) if name == "fedkl" else ("MLP", "LeNet"):
+            slow = net == "ResNet-20" or (name, net) == ("soteria", "LeNet")
+            scene = Honest(
+                net=net, iid=False, defense=DEFENSES[name](), rounds=3 if slow else 10, per_round=2 if slow else 4,
+                settings=settings,
+            )
+            yield {"scene": f"{name} {net}", **_counted(scene.judged(seed + place))}
+
+
+class Attacked:
+    """A first round: an honest model, untrained or after some steps, and a client's 32 examples."""
+
+    def __init__(self, data: str, net: str, seed: int, steps: int, batch: int = 32) -> None:
+        self.data, self.seed = dataset(data), seed
+        self.model, self.own = (network(self.data, net, each) for each in (seed, seed + 50_000))
+        generator = Rng(seed).public()
+        order = torch.randperm(len(self.data.train), generator=generator)
+        self.batch = self.data.train.batch(order[:batch])
+        self.params, self.buffers = cloned(parameters_of(self.model)), cloned(buffers_of(self.model))
+        if steps:
+            others = order[batch:].repeat(1 + steps * 32 // len(order))[: steps * 32].split(32)
+            result = local_update(
+                Trainer(self.model, LocalTraining()), self.params, self.buffers, map(self.data.train.batch, others),
+                learning_rates=[0.05] * len(others),
+            )
+            self.params, self.buffers = result.params, result.buffers
+        public = self.data.test.batch(torch.randperm(len(self.data.test), generator=generator)[:256]).inputs
+        self.victim = Victim(self.model, self.params, self.buffers, public, batch, generator)
+
+    def judge(self, params: Params, *, private: bool = False) -> Judgement:
+        sight = Sight(
+            inputs=self.data.inputs, rng=Rng(self.seed, key=KEY), examples=None if private else self.batch
+        )
+        return BroadcastGuard().judge(Broadcast(params, self.buffers, 0), self.own, sight, {})
+
+
+SETTINGS = (("digits", 0), ("photos", 0), ("digits", 40), ("photos", 40))
+
+
+def tricks(seed: int, seeds: int = 10) -> Iterator[dict[str, Any]]:
+    """How many first rounds of each trick are noticed, and what it would have got."""
+    for net in ("MLP", "LeNet", "LeNet, ReLU", "CNN", "ResNet-20"):
+        for data, steps in SETTINGS if net in ("MLP", "LeNet") else SETTINGS[:2]:
+            scenes = [Attacked(data, net, seed + each, steps) for each in range(seeds)]
+            for trick, change in {"honest": lambda victim: dict(victim.params), **TRICKS}.items():
+                sent = [change(scene.victim) for scene in scenes]
+                yield {"trick": trick, "net": net, "data": data, "steps": steps, **_noticed(scenes, sent)}
+
+
+def _noticed(scenes: Sequence[Attacked], sent: Sequence[Params]) -> dict[str, Any]:
+    judged = [scene.judge(params) for scene, params in zip(scenes, sent, strict=True)]
+    made_up = [scene.judge(params, private=True) for scene, params in zip(scenes, sent, strict=True)]
+    taken = [exact_share(scene, params) for scene, params in zip(scenes, sent, strict=True)]
+    known = [share for share in taken if share is not None]
+    return {
+        "rounds": len(judged),
+        "noticed": sum(each.suspicious for each in judged),
+        "noticed_private": sum(each.suspicious for each in made_up),
+        "codes": dict(Counter(finding.code for each in judged for finding in each.findings)),
+        "leak": round(sum(each.leak or 0.0 for each in judged) / len(judged), 3),
+        "exact": round(sum(known) / len(known), 3) if known else None,
+    }
+
+
+def exact_share(scene: Attacked, params: Params) -> float | None:
+    """The share of the images in the first linear layer's gradient, to 0.01 a pixel; None without such a layer.
+
+    Read as an attacker does: each unit's weights over its bias, and those of the sums and differences of neighbours.
+    """
+    first = next((name for name, tensor in params.items() if tensor.ndim > 1), "")
+    size = scene.batch.inputs[0].numel()
+    if params[first].ndim != 2 or params[first].shape[1] != size:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        result = local_update(
+            Trainer(scene.model, LocalTraining()), params, scene.buffers, [scene.batch], learning_rates=[1.0]
+        )
+    weight = result.gradient[first].double()
+    bias = result.gradient[first.replace("weight", "bias")].double()
+    parts = [(weight, bias), (weight.diff(dim=0), bias.diff()), (weight[1:] + weight[:-1], bias[1:] + bias[:-1])]
+    found = torch.cat([rows[shift != 0] / shift[shift != 0, None] for rows, shift in parts])
+    away = torch.cdist(scene.batch.inputs.double().flatten(1), found, p=float("inf"))
+    return float((away.amin(1) < 0.01).double().mean()) if len(found) else 0.0

@@ -75,8 +75,8 @@ def trap_weights(victim: Victim, strength: float = 1.0) -> dict[str, Tensor]:
     """Trap weights: rows of random weights, half of them negative and larger, so that units are active by exception.
 
     The factor on the negative half is the one with which most public images, in batches of `batch`, are alone in a
-    unit; `strength` (0 to 1) goes part of the way there from 1, with which units are active for half of the images.
-    Batch norm takes the factor away, so there the shift does its work, as in `quantile_biases`.
+    unit; of a convolution, with which a channel is active for one image of a batch. `strength` (0 to 1) goes part of the
+    way there from 1, with which units are active for half of the images. Batch norm takes the factor away, so there the shift does its work, as in `quantile_biases`.
     Reference: Boenisch et al., When the curious abandon honesty, EuroS&P 2023.
     """
     site = site_of(victim.model)
@@ -94,8 +94,12 @@ def trap_weights(victim: Victim, strength: float = 1.0) -> dict[str, Tensor]:
     if site.norm:
         return quantile_biases(replace(victim, params=rows(1.0)), 1 / max(strength, 1e-3))
     factors = [1.0 + 0.02 * step for step in range(0, 50)] + [2.0, 2.5, 3.0, 4.0]
-    caught = [_caught(answers(victim, rows(factor), site, victim.public) > 0, victim.batch) for factor in factors]
-    best = factors[max(range(len(factors)), key=caught.__getitem__)]
+    active = [answers(victim, rows(factor), site, victim.public) > 0 for factor in factors]
+    worth = [
+        _caught(each, victim.batch) if old.ndim == 2 else -abs(float(each.double().mean()) - 1 / victim.batch)
+        for each in active
+    ]
+    best = factors[max(range(len(factors)), key=worth.__getitem__)]
     return _steep(victim, rows(1.0 + strength * (best - 1.0)), site)
 
 

@@ -40,7 +40,7 @@ class Behaviour:
         more = f"the update would give away {self.leak:.0%} of the examples one by one, {self.usual:.0%} is usual"
         yield "leak", (self.leak - self.usual, f"{more} ({{value:.2f}} more, limit {{limit:g}})")
         yield "rare", (self.rare, "units answer to few examples ({value:.2f} of a layer, limit {limit:g})")
-        yield "quiet", (self.quiet, "units answer to few examples or none ({value:.2f} of a layer, limit {limit:g})")
+        yield "quiet", (self.quiet, "a layer's units answer {value:.0%} less often than usual, limit {limit:.0%}")
         yield "hushed", (self.hushed, "the last layer hides examples ({value:.2f} of them, limit {limit:g})")
 
 

@@ -60,9 +60,9 @@ class BroadcastGuard:
     action: "refuse" sends nothing in a suspicious round, "warn" trains with a warning.
     The others are limits > 0; a model above any of them is suspicious.
     By the client's examples, or by made-up ones beside a defense with differential privacy: leak: the share of the
-    examples that the update would give away alone, above that of the agreed network as the client has it. rare, quiet:
-    the share of a layer's units that examples rarely reach, without and with those that none reaches. hushed: the share
-    of the examples whose error the last layer keeps from the network.
+    examples that the update would give away alone, above that of the agreed network as the client has it. rare: the
+    share of a layer's units that few examples reach. quiet: how much less often its units are reached, on average, than
+    in the agreed network. hushed: the share of the examples whose error the last layer keeps from the network.
     By the weights: alike: the share of the rows or columns of a matrix, before the last layer, along one direction.
     mirrored: the share of a matrix's rows with a parallel or opposite one beside them. row, bias: of the last layer,
     the longest row over the median row, and the largest distance of a bias from the median bias in lengths of rows.
@@ -76,8 +76,8 @@ class BroadcastGuard:
 
     action: Literal["refuse", "warn"] = "refuse"
     leak: float = 0.4
-    rare: float = 0.55
-    quiet: float = 0.8
+    rare: float = 0.4
+    quiet: float = 0.3
     hushed: float = 0.5
     alike: float = 0.97
     mirrored: float = 0.8

@@ -16,8 +16,8 @@ ALONE = 0.01
 SELDOM = 0.15
 """A unit is rarely reached if less than this times as often as usual."""
 
-SOME_UNITS, MANY_UNITS = 8, 32
-"""Layers with fewer units may be quiet, or rarely reached, by chance."""
+SOME_UNITS = 8
+"""Layers with fewer units are left out."""
 
 _PAIRS = 4096
 
@@ -75,22 +75,28 @@ def reach(layer: Signal, kept: Tensor) -> Tensor:
 
 
 def rarity(layers: Sequence[Signal], usual: Sequence[Signal]) -> tuple[float, float]:
-    """Of the layer where it is largest: the share of units that are rarely reached, without and with those that never are.
+    """Of the layer where it is largest: the share of units that are rarely reached, and how much less all are on average.
 
-    usual: the signals of an honest network for the same examples; rarely is by what is usual there.
+    usual: the signals of an honest network for the same examples. The second is 0 for as often as there, or more, and 1
+    for never. Both are lower ends of intervals of two standard errors over units: a few units differ by chance.
     """
     kept = layers[-1].strength.sum(1) > 0
-    before = {layer.name: reach(layer, kept).median() for layer in usual[:-1]}
+    before = {layer.name: reach(layer, kept) for layer in usual[:-1]}
     rare, quiet = [0.0], [0.0]
     for layer in layers[:-1] if int(kept.sum()) > 1 else ():
-        often = reach(layer, kept)
-        if layer.name not in before or len(often) < SOME_UNITS:
+        often, then = reach(layer, kept), before.get(layer.name)
+        if then is None or len(often) < SOME_UNITS:
             continue
-        seldom = often < SELDOM * before[layer.name]
-        quiet.append(float(seldom.double().mean()))
-        if len(often) >= MANY_UNITS:
-            rare.append(float((seldom & (often > 0)).double().mean()))
+        seldom = ((often < SELDOM * then.median()) & (often > 0)).double()
+        rare.append(_bound(seldom, -1))
+        if (least := _bound(then, -1)) > 0:
+            quiet.append(1 - _bound(often, 1) / least)
     return max(rare), max(quiet)
+
+
+def _bound(values: Tensor, side: int) -> float:
+    """The mean, and two standard errors to a side."""
+    return float(values.mean() + side * 2 * values.std() / len(values) ** 0.5)
 
 
 def hushed(head: Signal) -> float:
