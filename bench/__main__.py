@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import adaptive, attacks, calibration, defenses, engine, faults, flower, paillier, secret, startup
+from bench import adaptive, attacks, calibration, defenses, engine, faults, flower, guard, paillier, secret, startup
 
 BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "engine": lambda plots: engine.main(),
@@ -26,8 +26,11 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["faults"]:
         faults.main(sys.argv[2:])
         sys.exit()
+    if sys.argv[1:2] == ["guard"]:
+        guard.main(sys.argv[2:])
+        sys.exit()
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    names = f"{', '.join(BENCHMARKS)}; not part of all: adaptive, faults, or calibration, and which of "
+    names = f"{', '.join(BENCHMARKS)}; not part of all: adaptive, faults, guard, or calibration, and which of "
     names += ", ".join(calibration.PARTS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where to put pictures; only attacks has some")

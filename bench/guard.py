@@ -1,27 +1,28 @@
 """The guard on honest federations, beside every defense, and on a malicious server's models: `python -m bench guard`.
 
-Parts: honest, defenses, tricks, weaker, rounds, speed. What is counted goes to bench/guard.json, which has the figures of
-docs/results/malicious-server.md. Limits were chosen on seeds below 100; what is reported has seeds from 100 on.
+Parts: honest, published, defenses, tricks, weaker, rounds, speed. What is counted goes to bench/guard.json, which has
+the figures of docs/results/malicious-server.md. Limits were chosen on seeds below 100; what is reported has seeds from
+100 on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bench.tricks import TRICKS, Victim, mirrored_head, quantile_biases, split_imprint, trap_weights
+from bench.tricks import TRICKS, Victim, mirrored_head, quantile_biases, site_of, split_imprint, trap_weights
 from leaktight.config.catalogue import AGGREGATORS, DATASETS, DEFENSES, MODELS
-from leaktight.core.errors import RefusedError
 from leaktight.core.protocols import Defense, Guard, Report, Sight
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
@@ -35,6 +36,7 @@ from leaktight.fl.local import Trainer, local_update
 from leaktight.fl.plan import FederationPlan
 from leaktight.guard import BroadcastGuard, Judgement
 from leaktight.models.initialise import build_model
+from leaktight.models.surgery import final_linear
 
 KEPT = Path(__file__).with_suffix(".json")
 FIRST_SEED = 100
@@ -62,7 +64,7 @@ def network(data: Dataset, name: str, seed: int, init: str = "default") -> nn.Mo
 
 @dataclass
 class Watch(Guard):
-    """Notes what the guard finds, and lets every model pass. own: a network of the client's in place of the agreed one."""
+    """Notes what the guard finds, and lets every model pass. own: the client's network, in place of the agreed one."""
 
     own: nn.Module | None = None
     guard: BroadcastGuard = field(default_factory=BroadcastGuard)
@@ -79,7 +81,7 @@ class Watch(Guard):
         return self.guard.after(update, broadcast, state)
 
 
-_OPEN = {name: 1e30 for name in ("alike", "mirrored", "row", "bias", "jump")}
+_OPEN = dict.fromkeys(("alike", "mirrored", "row", "bias", "jump"), 1e30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +108,16 @@ class Honest:
         plain = type(self.defense) is Defense
         watch = Watch(network(data, self.net, seed + 50_000, self.init) if plain else None)
         clients = 8
-        small = replace(data, train=data.train.take(torch.randperm(len(data.train), generator=Rng(seed).public())[:480]))
+        small = replace(
+            data, train=data.train.take(torch.randperm(len(data.train), generator=Rng(seed).public())[:480])
+        )
         parts = Iid(clients=clients, validation=0.0)
         if not self.iid:
             alpha = 0.5 if data.num_classes > 2 else 5.0
             parts = Dirichlet(clients=clients, alpha=alpha, min_examples=self.batch, validation=0.0)
         federation = assemble(
-            replace(small, groups=None),
-            parts.split(replace(small, groups=None), rng=Rng(seed)),
+            small,
+            parts.split(small, rng=Rng(seed)),
             network(data, self.net, seed, self.init),
             local=LocalTraining(batch_size=self.batch, epochs=self.epochs, learning_rate=self.rate),
             aggregator=AGGREGATORS[self.aggregator](**self.settings),
@@ -182,7 +186,11 @@ def defenses(seed: int) -> Iterator[dict[str, Any]]:
         for net in ("ResNet-20",) if name == "fedkl" else ("MLP", "LeNet"):
             slow = net == "ResNet-20" or (name, net) == ("soteria", "LeNet")
             scene = Honest(
-                net=net, iid=False, defense=DEFENSES[name](), rounds=3 if slow else 10, per_round=2 if slow else 4,
+                net=net,
+                iid=False,
+                defense=DEFENSES[name](),
+                rounds=3 if slow else 10,
+                per_round=2 if slow else 4,
                 settings=settings,
             )
             yield {"scene": f"{name} {net}", **_counted(scene.judged(seed + place))}
@@ -201,7 +209,10 @@ class Attacked:
         if steps:
             others = order[batch:].repeat(1 + steps * 32 // len(order))[: steps * 32].split(32)
             result = local_update(
-                Trainer(self.model, LocalTraining()), self.params, self.buffers, map(self.data.train.batch, others),
+                Trainer(self.model, LocalTraining()),
+                self.params,
+                self.buffers,
+                map(self.data.train.batch, others),
                 learning_rates=[0.05] * len(others),
             )
             self.params, self.buffers = result.params, result.buffers
@@ -209,9 +220,7 @@ class Attacked:
         self.victim = Victim(self.model, self.params, self.buffers, public, batch, generator)
 
     def judge(self, params: Params, *, private: bool = False) -> Judgement:
-        sight = Sight(
-            inputs=self.data.inputs, rng=Rng(self.seed, key=KEY), examples=None if private else self.batch
-        )
+        sight = Sight(inputs=self.data.inputs, rng=Rng(self.seed, key=KEY), examples=None if private else self.batch)
         return BroadcastGuard().judge(Broadcast(params, self.buffers, 0), self.own, sight, {})
 
 
@@ -262,3 +271,166 @@ def exact_share(scene: Attacked, params: Params) -> float | None:
     found = torch.cat([rows[shift != 0] / shift[shift != 0, None] for rows, shift in parts])
     away = torch.cdist(scene.batch.inputs.double().flatten(1), found, p=float("inf"))
     return float((away.amin(1) < 0.01).double().mean()) if len(found) else 0.0
+
+
+def weaker(seed: int, seeds: int = 10) -> Iterator[dict[str, Any]]:
+    """Weaker versions of the tricks on an MLP: how many are noticed, against what they would get."""
+    versions: dict[str, Callable[[Victim], dict[str, Any]]] = {"honest": lambda victim: dict(victim.params)}
+    for share in (0.5, 0.25, 0.1):
+        for name, trick in (("QBI", quantile_biases), ("split imprint", split_imprint)):
+            versions[f"{name} in {share:.0%} of the units"] = partial(in_part, trick, share)
+    for often in (2, 4, 8):
+        versions[f"QBI, active for {often} of a batch"] = partial(quantile_biases, strength=often)
+    for strength in (0.5, 0.25):
+        versions[f"trap weights, strength {strength:g}"] = partial(trap_weights, strength=strength)
+        versions[f"mirrored last layer, strength {strength:g}"] = partial(mirrored_head, strength=strength)
+    for data in ("digits", "photos"):
+        scenes = [Attacked(data, "MLP", seed + each, 0) for each in range(seeds)]
+        for name, change in versions.items():
+            sent = [change(scene.victim) for scene in scenes]
+            row = _noticed(scenes, sent)
+            if name.startswith("mirrored last"):
+                row["fished"] = round(sum(map(fished, scenes, sent)) / len(scenes), 3)
+            yield {"trick": name, "net": "MLP", "data": data, "steps": 0, **row}
+
+
+def fished(scene: Attacked, params: Params, target: int = 1) -> float:
+    """The cosine of the update before the last layer to that of the one example of the wanted class in it."""
+    wanted = (scene.batch.targets == target).nonzero().flatten()[:1]
+    others = (scene.batch.targets != target).nonzero().flatten()
+    head = final_linear(scene.model)[0]
+
+    def change(places: Tensor) -> Tensor:
+        batch = Batch(scene.batch.inputs[places], scene.batch.targets[places])
+        with torch.random.fork_rng(devices=[]):
+            made = local_update(
+                Trainer(scene.model, LocalTraining()), params, scene.buffers, [batch], learning_rates=[1.0]
+            ).gradient
+        return torch.cat([each.flatten() for name, each in made.items() if not name.startswith(f"{head}.")])
+
+    if not len(wanted):
+        return 0.0
+    return float(torch.cosine_similarity(change(wanted), change(torch.cat([wanted, others])), dim=0))
+
+
+def in_part(trick: Callable[[Victim], dict[str, Any]], share: float, victim: Victim) -> dict[str, Any]:
+    """A trick in the first units of its layer only; the others stay honest."""
+    site, made = site_of(victim.model), trick(victim)
+    number = round(share * len(made[f"{site.layer}.weight"]))
+    mixed = dict(victim.params)
+    for name in (f"{site.layer}.weight", site.shift):
+        mixed[name] = torch.cat([made[name][:number], victim.params[name][number:]])
+    reader = f"{site.reader}.weight"
+    mixed[reader] = torch.cat([made[reader][:, :number], victim.params[reader][:, number:]], 1)
+    return mixed
+
+
+LIES = {"a million": 10**6, "five hundred": 500, "negative": -1, "no number": 1.5}
+
+
+def round_numbers(seed: int, seeds: int = 10) -> Iterator[dict[str, Any]]:
+    """Wrong numbers in a client's first and second round, and a model that moved far behind a large number."""
+    for net in ("MLP", "LeNet", "ResNet-20"):
+        found: Counter[str] = Counter()
+        for each in range(seeds):
+            found.update(_lied(Attacked("digits", net, seed + each, 0)))
+        yield from ({"net": net, "number": words, "rounds": seeds, "noticed": count} for words, count in found.items())
+
+
+def _lied(scene: Attacked) -> dict[str, int]:
+    """Which numbers are noticed in one client's rounds."""
+    guard, found = BroadcastGuard(), {}
+    sight = Sight(inputs=scene.data.inputs, rng=Rng(scene.seed, key=KEY), examples=scene.batch)
+
+    def suspicious(number: Any, params: Params, state: State) -> int:
+        return int(guard.judge(Broadcast(params, scene.buffers, number), scene.own, sight, state).suspicious)
+
+    for words, number in LIES.items():
+        found[f"first round: {words}"] = suspicious(number, scene.params, {})
+    first = Broadcast(scene.params, scene.buffers, 3)
+    state = guard.admit(first, scene.own, None, {}, report=lambda name, value: None)
+    own = {name: 0.01 * tensor for name, tensor in scene.params.items()}
+    state = guard.after(Update(own, "delta"), first, state)
+    for words, number in {**LIES, "the same again": 3, "an earlier one": 1}.items():
+        found[f"second round: {words}"] = suspicious(number, scene.params, state)
+    noise = Rng(scene.seed).public()
+    far = {
+        name: tensor + torch.randn(tensor.shape, generator=noise) * tensor.abs().mean()
+        for name, tensor in scene.params.items()
+    }
+    for number in (4, 20):
+        found[f"second round: moved far, number {number + 1} after 4"] = suspicious(number, far, state)
+    found["second round: honest"] = suspicious(4, scene.params, state)
+    return found
+
+
+def speed(seed: int) -> Iterator[dict[str, Any]]:
+    """Seconds of a look at a model, and of one local epoch of the client, by the number of its examples."""
+    for net, data in (
+        ("MLP", "digits"),
+        ("LeNet", "digits"),
+        ("CNN", "digits"),
+        ("ResNet-20", "digits"),
+        ("CNN", "cifar10"),
+    ):
+        for count in (64, 480):
+            scene = Attacked(data, net, seed, 0, batch=count)
+            steps = [
+                Batch(*parts) for parts in zip(scene.batch.inputs.split(16), scene.batch.targets.split(16), strict=True)
+            ]
+            trainer = Trainer(scene.model, LocalTraining(batch_size=16))
+            looks, epochs = [], []
+            for _ in range(5):
+                start = time.process_time()
+                scene.judge(scene.params)
+                middle = time.process_time()
+                local_update(trainer, scene.params, scene.buffers, steps, learning_rates=[0.01] * len(steps))
+                looks.append(middle - start)
+                epochs.append(time.process_time() - middle)
+            look, epoch = statistics.median(looks), statistics.median(epochs)
+            yield {"net": net, "data": data, "examples": count, "look": round(look, 3), "epoch": round(epoch, 3)}
+
+
+def published(seed: int) -> Iterator[dict[str, Any]]:
+    """Published weights of CIFAR-10 residual networks, as a client's first model."""
+    folder = Path(os.environ.get("LEAKTIGHT_DATA", "data")) / "weights_cifar10_resnet"
+    data = dataset("cifar10")
+    for path in sorted(folder.glob("resnet*.th")):
+        kind = MODELS[path.name.partition("-")[0]](mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+        model, own = (build_model(kind, data.inputs, 10, init=init, rng=Rng(seed)) for init in (path, "default"))
+        judged = []
+        for place, mode in enumerate(("train", "eval") * 2):
+            some = torch.randperm(len(data.train), generator=Rng(seed + place).public())[:32]
+            sight = Sight(inputs=data.inputs, rng=Rng(seed, key=KEY), examples=data.train.batch(some), mode=mode)
+            sent = Broadcast(parameters_of(model), buffers_of(model), 0)
+            judged.append(BroadcastGuard().judge(sent, own, sight, {}))
+        yield {"scene": path.name, **_counted(judged)}
+
+
+PARTS: Mapping[str, Callable[[int], Iterator[dict[str, Any]]]] = {
+    "honest": honest,
+    "published": published,
+    "defenses": defenses,
+    "tricks": tricks,
+    "weaker": weaker,
+    "rounds": round_numbers,
+    "speed": speed,
+}
+
+
+def main(names: Sequence[str], seed: int = FIRST_SEED) -> None:
+    """Run the parts that are named, or all, and keep what they count."""
+    wrong = [name for name in names if name not in PARTS]
+    if wrong:
+        raise SystemExit(f"unknown part {wrong[0]!r}; choose from: {', '.join(PARTS)}")
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    for name in names or PARTS:
+        rows = []
+        for row in PARTS[name](seed):
+            rows.append(row)
+            print(name, json.dumps(row), flush=True)
+        kept[name] = rows
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    for name in names or PARTS:
+        if counted := [row for row in kept[name] if "alarms" in row]:
+            print(f"{name}: {sum(row['alarms'] for row in counted)} alarms of {sum(row['models'] for row in counted)}")

@@ -45,6 +45,9 @@ class Site(NamedTuple):
         return f"{self.norm or self.layer}.bias"
 
 
+_MOVE = 4.0
+
+
 def site_of(model: nn.Module) -> Site:
     layers = layers_in_order(model, (nn.Linear, *CONVOLUTIONS, _BatchNorm))
     plain = [name for name, layer in layers if not isinstance(layer, _BatchNorm)]
@@ -75,8 +78,9 @@ def trap_weights(victim: Victim, strength: float = 1.0) -> dict[str, Tensor]:
     """Trap weights: rows of random weights, half of them negative and larger, so that units are active by exception.
 
     The factor on the negative half is the one with which most public images, in batches of `batch`, are alone in a
-    unit; of a convolution, with which a channel is active for one image of a batch. `strength` (0 to 1) goes part of the
-    way there from 1, with which units are active for half of the images. Batch norm takes the factor away, so there the shift does its work, as in `quantile_biases`.
+    unit. `strength` (0 to 1) goes part of the way there from 1, with which units are active for half of the images.
+    Batch norm takes the factor away, and no factor makes a channel silent in a whole image, so there the shift does the
+    work, as in `quantile_biases`.
     Reference: Boenisch et al., When the curious abandon honesty, EuroS&P 2023.
     """
     site = site_of(victim.model)
@@ -91,15 +95,11 @@ def trap_weights(victim: Victim, strength: float = 1.0) -> dict[str, Tensor]:
         made = torch.where(negative, -factor * drawn, drawn).reshape(old.shape)
         return {**victim.params, name: made, site.shift: none}
 
-    if site.norm:
+    if site.norm or old.ndim > 2:
         return quantile_biases(replace(victim, params=rows(1.0)), 1 / max(strength, 1e-3))
-    factors = [1.0 + 0.02 * step for step in range(0, 50)] + [2.0, 2.5, 3.0, 4.0]
-    active = [answers(victim, rows(factor), site, victim.public) > 0 for factor in factors]
-    worth = [
-        _caught(each, victim.batch) if old.ndim == 2 else -abs(float(each.double().mean()) - 1 / victim.batch)
-        for each in active
-    ]
-    best = factors[max(range(len(factors)), key=worth.__getitem__)]
+    factors = [1.0 + 0.02 * step for step in range(50)] + [2.0, 2.5, 3.0, 4.0]
+    caught = [_caught(answers(victim, rows(factor), site, victim.public) > 0, victim.batch) for factor in factors]
+    best = factors[max(range(len(factors)), key=caught.__getitem__)]
     return _steep(victim, rows(1.0 + strength * (best - 1.0)), site)
 
 
@@ -209,14 +209,17 @@ def _ladder(victim: Victim, params: Params, site: Site, shares: Tensor) -> dict[
 
 
 def _steep(victim: Victim, params: Params, site: Site) -> dict[str, Tensor]:
-    """With sigmoids: the layer scaled up, so that a unit has a gradient near its threshold alone."""
+    """With sigmoids: the layer scaled up, so that a unit has a gradient near its threshold alone, and that moved a bit.
+
+    Without the move, patches of zeros are at the threshold of units without a bias.
+    """
     smooth = any(isinstance(module, nn.Sigmoid | nn.Tanh) for module in victim.model.modules())
     if not smooth:
         return dict(params)
     spread = float(answers(victim, params, site, victim.public).std(0).mean())
     factor = victim.batch / max(spread, 1e-6)
-    names = [site.shift, f"{site.norm or site.layer}.weight"]
-    return {**params, **{name: factor * params[name] for name in names}}
+    weight = f"{site.norm or site.layer}.weight"
+    return {**params, weight: factor * params[weight], site.shift: factor * params[site.shift] - _MOVE}
 
 
 TRICKS: Mapping[str, Callable[[Victim], dict[str, Tensor]]] = {

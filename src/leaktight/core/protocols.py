@@ -372,7 +372,8 @@ class Sight:
     """What a guard may use of its client's round.
 
     inputs: what one example is, None if that is not known. examples: those that the client is about to train on; None
-    if nothing may depend on them. share: the part of the clients that is drawn in a round, by the plan. rng: a secret stream.
+    if nothing may depend on them. share: the part of the clients that is drawn in a round, by the plan. rng: a secret
+    stream.
     """
 
     inputs: Inputs | None

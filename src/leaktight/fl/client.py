@@ -23,6 +23,7 @@ from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Reply, Req
 from leaktight.fl.plan import Setup
 from leaktight.fl.state import ClientState
 
+
 @dataclass(frozen=True)
 class ClientRound:
     """One client's round; only `trained` leaves the client.

@@ -48,7 +48,8 @@ class Consent:
 class Agreement:
     """The plan of a federation as its clients agreed to it. Kinds of questions are listed by the methods themselves.
 
-    rounds, clients: their numbers. share: the part of the clients that is drawn in a round. learning_rates, loss_scales: the smallest and the largest that a server may ask for.
+    rounds, clients: their numbers. share: the part of the clients that is drawn in a round.
+    learning_rates, loss_scales: the smallest and the largest that a server may ask for.
     scores_on: the examples on which a client scores a model, once a round; None: it scores none.
     """
 

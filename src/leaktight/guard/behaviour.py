@@ -1,4 +1,4 @@
-"""What a model would do with the client's examples: the signs that only training on it shows, before anything is sent."""
+"""What a model would do with the client's examples: the signs that training on it would show, before it is trained."""
 
 from __future__ import annotations
 

@@ -76,11 +76,11 @@ class BroadcastGuard:
 
     action: Literal["refuse", "warn"] = "refuse"
     leak: float = 0.4
-    rare: float = 0.4
-    quiet: float = 0.3
+    rare: float = 0.3
+    quiet: float = 0.2
     hushed: float = 0.5
     alike: float = 0.97
-    mirrored: float = 0.8
+    mirrored: float = 0.15
     row: float = 10.0
     bias: float = 3.0
     jump: float = 10.0
@@ -124,12 +124,12 @@ class BroadcastGuard:
             return _certain("architecture", f"another architecture: {changed}")
         if (broken := first_non_finite({**broadcast.params, **broadcast.buffers})) is not None:
             return _certain("not-finite", f"{broken!r} is not finite")
-        share = 1.0 if sight is None else sight.share
-        measured = dict(self._in_weights(broadcast, model, state, share))
+        measured = dict(self._in_weights(broadcast, model))
         leak = None
         if sight is not None:
-            if (fault := rounds.fault(broadcast.round, _last(state), _seen(state), share)) is not None:
+            if (fault := rounds.fault(broadcast.round, _last(state), _seen(state), sight.share)) is not None:
                 return _certain("round", fault)
+            measured.update(_jump(broadcast, model, state, sight.share))
             seen = behaviour.look(broadcast, model, sight)
             leak = None if seen is None else seen.leak
             measured.update({} if seen is None else seen.signs())
@@ -140,7 +140,8 @@ class BroadcastGuard:
         )
         return Judgement(findings, {code: value for code, (value, _) in measured.items()}, leak)
 
-    def _in_weights(self, broadcast: Broadcast, model: nn.Module, state: State, share: float) -> Iterator[Sign]:
+    @staticmethod
+    def _in_weights(broadcast: Broadcast, model: nn.Module) -> Iterator[Sign]:
         # The last layer is left out: its honest rows are parallel to the mean of the features, unless that is zero.
         rest = signs.groups(model, broadcast.params)["rest"]
         where, alike = signs.likeness(rest)
@@ -149,10 +150,6 @@ class BroadcastGuard:
         yield "mirrored", (pairs, f"rows of {where!r} mirror others ({{value:.2f}} of them, limit {{limit:g}})")
         for code, value in signs.head_outliers(model, broadcast.params).items():
             yield code, (value, f"a {code} of the last layer stands out ({{value:.3g}}, limit {{limit:g}})")
-        if (jump := _jump(broadcast, model, state, share)) is not None:
-            part, value = jump
-            text = f"{part} changed {{value:.3g}} times as much as own training explains, limit {{limit:g}}"
-            yield "jump", (value, text)
 
 
 def _certain(code: str, text: str) -> Judgement:
@@ -168,15 +165,16 @@ def _seen(state: State) -> int:
     return int(state.get("seen", "received" in state))
 
 
-def _jump(broadcast: Broadcast, model: nn.Module, state: State, share: float) -> tuple[str, float] | None:
-    """The part of the network with the largest change relative to the client's own updates, and the ratio."""
+def _jump(broadcast: Broadcast, model: nn.Module, state: State, share: float) -> Iterator[Sign]:
+    """The change of the part of the network that changed most, relative to the client's own updates."""
     own, last = state.get("sizes"), state.get("received")
     if not own or last is None:
-        return None
+        return
     passed = rounds.elapsed(broadcast.round, _last(state), share)
     moved = signs.group_norms(model, signs.norms(add(broadcast.params, last, scale=-1.0)))
     expected, sizes = signs.group_norms(model, own), signs.group_norms(model, signs.norms(last))
     ratios = {part: moved[part] / (passed * expected[part] + 1e-2 * sizes[part] + 1e-12) for part in moved}
     worst = max(ratios, key=ratios.__getitem__)
-    words = {"head": "the last layer", "rest": "the network before the last layer"}
-    return words[worst], ratios[worst] if math.isfinite(ratios[worst]) else math.inf
+    part = {"head": "the last layer", "rest": "the network before the last layer"}[worst]
+    text = f"{part} changed {{value:.3g}} times as much as own training explains, limit {{limit:g}}"
+    yield "jump", (ratios[worst] if math.isfinite(ratios[worst]) else math.inf, text)

@@ -35,9 +35,7 @@ class Signal:
         return self.back.abs().sum(2)
 
 
-def signals(
-    model: nn.Module, params: Params, buffers: Params, batch: Batch, *, task: Task, mode: Mode
-) -> list[Signal]:
+def signals(model: nn.Module, params: Params, buffers: Params, batch: Batch, *, task: Task, mode: Mode) -> list[Signal]:
     """The signals of all linear layers, convolutions and batch norms, in the order in which they run.
 
     Layers whose outputs are not one value or one map of values for each example are left out.

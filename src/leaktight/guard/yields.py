@@ -64,21 +64,22 @@ def _like_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reach(layer: Signal, kept: Tensor) -> Tensor:
-    """How often each unit is reached, over examples and places, (units,).
+    """The share of the examples that reach each unit at some place, (units,).
 
     An example reaches a unit where what it sends there is above a hundredth of the most, with examples scaled to send
     the same to the layer: those that are well learnt send less. kept: the examples with an error at the outputs.
     """
-    sent = layer.back[kept].abs()
-    sent = sent / sent.sum((1, 2), keepdim=True).clamp_min(1e-38)
-    return ((sent > 0.01 * sent.amax((0, 2), keepdim=True)) & (sent > 0)).double().mean((0, 2))
+    sent = layer.strength[kept]
+    sent = sent / sent.sum(1, keepdim=True).clamp_min(1e-38)
+    return ((sent > 0.01 * sent.amax(0)) & (sent > 0)).double().mean(0)
 
 
 def rarity(layers: Sequence[Signal], usual: Sequence[Signal]) -> tuple[float, float]:
-    """Of the layer where it is largest: the share of units that are rarely reached, and how much less all are on average.
+    """Of the layer where it is largest: the share of units that are rarely reached, and how much less often all are.
 
-    usual: the signals of an honest network for the same examples. The second is 0 for as often as there, or more, and 1
-    for never. Both are lower ends of intervals of two standard errors over units: a few units differ by chance.
+    usual: the signals of an honest network for the same examples. The second is of the mean over units: 0 for as often
+    as there, or more, and 1 for never. Both are lower ends of intervals of two standard errors over units: a few units
+    differ by chance.
     """
     kept = layers[-1].strength.sum(1) > 0
     before = {layer.name: reach(layer, kept) for layer in usual[:-1]}
