@@ -111,7 +111,7 @@ class Honest:
         small = replace(
             data, train=data.train.take(torch.randperm(len(data.train), generator=Rng(seed).public())[:480])
         )
-        parts = Iid(clients=clients, validation=0.0)
+        parts: Iid | Dirichlet = Iid(clients=clients, validation=0.0)
         if not self.iid:
             alpha = 0.5 if data.num_classes > 2 else 5.0
             parts = Dirichlet(clients=clients, alpha=alpha, min_examples=self.batch, validation=0.0)
@@ -399,7 +399,8 @@ def published(seed: int) -> Iterator[dict[str, Any]]:
         kind = MODELS[path.name.partition("-")[0]](mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
         model, own = (build_model(kind, data.inputs, 10, init=init, rng=Rng(seed)) for init in (path, "default"))
         judged = []
-        for place, mode in enumerate(("train", "eval") * 2):
+        modes: tuple[Mode, ...] = ("train", "eval", "train", "eval")
+        for place, mode in enumerate(modes):
             some = torch.randperm(len(data.train), generator=Rng(seed + place).public())[:32]
             sight = Sight(inputs=data.inputs, rng=Rng(seed, key=KEY), examples=data.train.batch(some), mode=mode)
             sent = Broadcast(parameters_of(model), buffers_of(model), 0)

@@ -53,10 +53,10 @@ def look(broadcast: Broadcast, model: nn.Module, sight: Sight) -> Behaviour | No
     own = signals(model, parameters_of(model), buffers_of(model), batch, task=sight.task, mode=sight.mode)
     if not sent or not own:
         return None
-    leaks = [float(given_away(each).double().mean()) for each in (sent, own)]
+    leak, usual = (float(given_away(each).double().mean()) for each in (sent, own))
     head = _head(model, sent)
     rare, quiet = rarity(sent, own)
-    return Behaviour(*leaks, rare, quiet, 0.0 if head is None else hushed(head))
+    return Behaviour(leak, usual, rare, quiet, 0.0 if head is None else hushed(head))
 
 
 def _head(model: nn.Module, layers: list[Signal]) -> Signal | None:

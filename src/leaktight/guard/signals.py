@@ -89,4 +89,5 @@ def made_up(inputs: Inputs, count: int, generator: torch.Generator) -> Tensor:
     field = torch.fft.irfft2(torch.fft.rfft2(noise) * decay, s=(height, width))
     field = field / field.std(dim=(1, 2, 3), keepdim=True).clamp_min(1e-6)
     contrast, level = torch.rand(2, count, 1, 1, 1, generator=generator)
-    return (level + 0.4 * contrast * field).clamp(0, 1)
+    images: Tensor = (level + 0.4 * contrast * field).clamp(0, 1)
+    return images
