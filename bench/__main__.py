@@ -17,6 +17,7 @@ from bench import (
     engine,
     faults,
     flower,
+    guard,
     robust,
     secret,
     startup,
@@ -35,6 +36,7 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
 OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {
     "adaptive": adaptive.main,
     "faults": faults.main,
+    "guard": guard.main,
     "robust": robust.main,
 }
 """Campaigns with arguments of their own, which are not part of all."""

@@ -157,7 +157,7 @@ def test_models_are_scored_once_a_round_and_only_where_agreed(model: nn.Module) 
 class RefusesZeros(Guard):
     """A guard that lets no model of zeros pass."""
 
-    def admit(self, broadcast: Broadcast, model: nn.Module, inputs: Any, state: State, *, report: Any) -> State:
+    def admit(self, broadcast: Broadcast, model: nn.Module, sight: Any, state: State, *, report: Any) -> State:
         if not any(bool(tensor.any()) for tensor in broadcast.params.values()):
             raise RefusedError("a model of zeros")
         return state

@@ -18,6 +18,7 @@ from leaktight.attacks.malicious.robbing_the_fed import RobbingTheFed
 from leaktight.config.catalogue import MODELS
 from leaktight.config.settings import load_config
 from leaktight.core.errors import ConfigError, RoundFailedError
+from leaktight.core.protocols import Sight
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import Broadcast, Params, Update
 from leaktight.data.dataset import Dataset
@@ -38,6 +39,10 @@ def digits() -> Dataset:
 
 def network(data: Dataset, kind: str) -> nn.Module:
     return build_model(MODELS[kind](), data.inputs, data.num_classes, rng=replayed(4))
+
+
+def sight(data: Dataset, count: int = 32) -> Sight:
+    return Sight(inputs=data.inputs, rng=replayed(3), examples=data.train.batch(slice(0, count)))
 
 
 def sent(model: nn.Module, round_index: int = 0) -> Broadcast:
@@ -78,9 +83,9 @@ def test_a_malicious_server_gets_nothing(
         scene(digits, model, batch=16, guard=BroadcastGuard()).play(attack)
     _, seen = scene(digits, model, batch=16).play(attack)
     tampered = seen[1].broadcast
-    judged = BroadcastGuard().judge(tampered, model, torch.rand(8, *digits.inputs.shape), {})
+    judged = BroadcastGuard().judge(tampered, model, sight(digits), {})
     assert code in [finding.code for finding in judged.findings]
-    assert not BroadcastGuard().judge(seen[0].broadcast, model, torch.rand(8, *digits.inputs.shape), {}).suspicious
+    assert not BroadcastGuard().judge(seen[0].broadcast, model, sight(digits), {}).suspicious
 
 
 def test_a_warning_lets_the_round_go_on(digits: Dataset) -> None:
@@ -96,17 +101,17 @@ def test_like_rows_are_noticed_where_the_module_was_agreed_on(digits: Dataset) -
     _, seen = scene(digits, model, batch=16).play(RobbingTheFed(num_bins=32))
     agreed = with_imprint(model, digits.inputs, 32)
     judged = BroadcastGuard().judge(replace(seen[1].broadcast, model=None), agreed, None, {})
-    assert [finding.code for finding in judged.findings] == ["alike"]
+    assert [finding.code for finding in judged.findings] == ["alike", "mirrored"]
     assert "'imprint." in judged.because()
     assert not BroadcastGuard().judge(sent(agreed), agreed, None, {}).suspicious
 
 
 def test_each_sign_has_its_reason(digits: Dataset) -> None:
     model = network(digits, "mlp")
-    guard, images = BroadcastGuard(), torch.rand(16, *digits.inputs.shape, generator=replayed(0).public())
+    guard = BroadcastGuard()
 
     def codes(broadcast: Broadcast, **state: object) -> set[str]:
-        return {finding.code for finding in guard.judge(broadcast, model, images, state).findings}
+        return {finding.code for finding in guard.judge(broadcast, model, sight(digits), state).findings}
 
     def raised(tensor: Tensor) -> Tensor:
         tensor[1] = tensor[1] * 10 + 4
@@ -117,7 +122,9 @@ def test_each_sign_has_its_reason(digits: Dataset) -> None:
     assert "bias" in codes(changed(honest, classifier__4__bias=raised))
     assert "row" in codes(changed(honest, classifier__4__weight=raised))
     assert "alike" in codes(changed(honest, classifier__2__weight=lambda tensor: tensor[:1].expand_as(tensor)))
-    assert "constant" in codes(changed(honest, classifier__0__bias=lambda tensor: tensor - 100))
+    assert "mirrored" in codes(changed(honest, classifier__2__weight=lambda tensor: torch.cat([tensor[:100]] * 2)))
+    assert "quiet" in codes(changed(honest, classifier__0__bias=lambda tensor: tensor - 100))
+    assert codes(replace(honest, round=-1)) == {"round"}
     assert codes(changed(honest, classifier__0__bias=lambda tensor: tensor * math.nan)) == {"not-finite"}
     shapes = replace(honest, params={**honest.params, "classifier.0.bias": torch.zeros(3)})
     assert codes(shapes) == {"architecture"}
@@ -125,23 +132,27 @@ def test_each_sign_has_its_reason(digits: Dataset) -> None:
     assert codes(replace(honest, params=missing)) == {"architecture"}
 
 
-def test_a_jump_is_measured_by_ones_own_update(digits: Dataset) -> None:
+def test_a_jump_is_measured_by_ones_own_updates_and_rounds(digits: Dataset) -> None:
     model = network(digits, "mlp")
     guard, first = BroadcastGuard(), sent(model)
-    state = guard.admit(first, model, torch.rand(4, *digits.inputs.shape), {}, report=lambda name, value: None)
+    state = guard.admit(first, model, sight(digits), {}, report=lambda name, value: None)
     signs = {name: torch.where(each.abs().cumsum(0) % 0.02 < 0.01, 1.0, -1.0) for name, each in first.params.items()}
     own = {name: 0.01 * tensor for name, tensor in signs.items()}
     state = guard.after(Update(own, "delta", 4), first, state)
 
-    def after(change: float, rounds: int = 1) -> set[str]:
+    def after(change: float, number: int = 1, share: float = 1.0) -> set[str]:
         moved: Params = {name: tensor + change * signs[name] for name, tensor in first.params.items()}
-        judged = guard.judge(Broadcast(moved, {}, rounds), model, None, state)
+        own_round = replace(sight(digits), share=share)
+        judged = guard.judge(Broadcast(moved, {}, number), model, own_round, state)
         return {finding.code for finding in judged.findings}
 
-    assert after(0.01) == set()
-    assert after(0.09) == set()
+    assert "jump" not in after(0.01)
+    assert "jump" not in after(0.09)
     assert "jump" in after(0.2)
-    assert "jump" not in after(0.2, rounds=4), "others have moved it in rounds that this client did not see"
+    assert "jump" in after(0.2, number=4), "all clients are drawn in every round: three cannot have been missed"
+    assert "jump" not in after(0.2, number=4, share=0.3), "others have moved it in rounds that this client did not see"
+    small = guard.after(Update({name: 0.01 * tensor for name, tensor in own.items()}, "delta", 4), first, state)
+    assert small["sizes"] == state["sizes"], "after one small update, as with random rates, the next model is no jump"
     gradients = guard.after(Update(own, "gradient", 4), first, state)
     assert "jump" not in {f.code for f in guard.judge(sent(model, 1), model, None, gradients).findings}
 

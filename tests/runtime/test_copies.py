@@ -36,6 +36,7 @@ def test_views_and_shared_objects_keep_their_meaning() -> None:
 def test_a_ciphertext_is_in_shared_memory_once() -> None:
     body = torch.randint(256, (SIZE,), dtype=torch.uint8)
     shared = in_shared_memory({"sealed": {"body": body, "count": 3}, "model": torch.ones(5)})
+    assert isinstance(shared.data, torch.Tensor)
     assert len(shared.data) < 10_000
     copy = shared.value()
     assert copy["sealed"]["body"].data_ptr() == body.data_ptr()

@@ -16,11 +16,11 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.core.errors import OutsideBudgetError, RefusedError, UsageError
-from leaktight.core.protocols import Defense, Guard
+from leaktight.core.protocols import Defense, Guard, Sight
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Broadcast, Examples, Params, State, Update
+from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Update
 from leaktight.defenses import wrap
 from leaktight.defenses.client_dp import ClientDp
 from leaktight.defenses.clipping import Clipping
@@ -87,10 +87,10 @@ def test_a_stack_that_ends_in_privacy_answers_whatever_happens_before(name: str)
 class Curious(Guard):
     """Keeps what it is shown."""
 
-    shown: Tensor | None = None
+    shown: Batch | None = None
 
-    def admit(self, broadcast: Broadcast, model: nn.Module, inputs: Any, state: State, *, report: Any) -> State:
-        self.shown = inputs
+    def admit(self, broadcast: Broadcast, model: nn.Module, sight: Sight | None, state: State, *, report: Any) -> State:
+        self.shown = None if sight is None else sight.examples
         return state
 
     def after(self, update: Update, broadcast: Broadcast, state: State) -> State:

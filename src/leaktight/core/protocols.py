@@ -22,12 +22,14 @@ from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.inputs import ALL_INPUTS, ONLY_IMAGES, Inputs, require_inputs
 from leaktight.core.privacy import Spent
 from leaktight.core.rng import Rng
+from leaktight.core.tasks import Classification, Task
 from leaktight.core.tensors import weighted_mean
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import (
     Batch,
     Broadcast,
     Earlier,
+    Mode,
     Observation,
     Params,
     Protection,
@@ -383,16 +385,32 @@ class ActiveAttack(Attack):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What a guard may use of its client's round.
+
+    inputs: what one example is, None if that is not known. examples: those that the client is about to train on; None
+    if nothing may depend on them. share: the part of the clients that is drawn in a round, by the plan. rng: a secret
+    stream.
+    """
+
+    inputs: Inputs | None
+    rng: Rng
+    examples: Batch | None = None
+    task: Task = Classification()
+    mode: Mode = "train"
+    share: float = 1.0
+
+
 class Guard(Protocol):
     """A client's check of the model that it received, before training on it."""
 
     def admit(
-        self, broadcast: Broadcast, model: nn.Module, inputs: Tensor | None, state: State, *, report: Report
+        self, broadcast: Broadcast, model: nn.Module, sight: Sight | None, state: State, *, report: Report
     ) -> State:
         """The guard's new state, or `RefusedError`. Nothing is sent to the server.
 
-        model: the network that was agreed on. inputs: some of the client's images, (N, C, H, W); None if nothing may
-        depend on them.
+        model: the network that was agreed on. sight: None for a model that is scored and not trained on.
         """
         ...
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.faults import raise_fault
-from leaktight.core.protocols import ClientFacts, Guard, Member, Report, RoundPlan
+from leaktight.core.protocols import ClientFacts, Guard, Member, Report, RoundPlan, Sight
 from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tensors import buffers_of, cloned, digest, first_non_finite, parameters_of
 from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Truth, Update
@@ -23,9 +23,6 @@ from leaktight.fl.local import LocalResult, Meter, Trainer, evaluate, local_upda
 from leaktight.fl.messages import Answered, Ask, Evaluate, Evaluated, Reply, Request, Train, Trained
 from leaktight.fl.plan import Setup
 from leaktight.fl.state import ClientState
-
-PROBED_EXAMPLES = 64
-"""Number of its images that a client passes to its guard."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +112,12 @@ class Client:
         start, report = time.perf_counter(), Meter()
         trainer, state = self._begin(state, report)
         state = self._admitted(request, state)
-        trainer, state = self._receive(request.broadcast, trainer, state, report)
         here, asked = self.rng.child("round", request.broadcast.round), self._digest_of(request)
         rng = here.child("defense", asked)
         first = self.rng.child("round", 0, "batches")
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"), first=first)
+        sight = self._sight(chosen[torch.cat(steps).unique()], here.child("guard", asked))
+        trainer, state = self._receive(request.broadcast, trainer, state, sight, report)
         plan = self._plan(request, len(steps))
         with timed(report):
             plan, memory = trainer.defense.on_round(plan, state.defense, rng=rng.child("round"), report=report)
@@ -235,28 +233,37 @@ class Client:
         )
 
     def _receive(
-        self, broadcast: Broadcast, trainer: Trainer, state: ClientState, report: Report
+        self, broadcast: Broadcast, trainer: Trainer, state: ClientState, sight: Sight, report: Report
     ) -> tuple[Trainer, ClientState]:
         """Let the guard check what the server sent; then use the network of the server, if it sent one."""
-        state = replace(state, guard=self._guarded(broadcast, state, report))
+        if self.guard is not None:
+            with secret_model(sight.rng.child("model")):
+                memory = self.guard.admit(broadcast, self.trainer.model, sight, state.guard, report=report)
+            state = replace(state, guard=memory)
         if broadcast.model is None:
             return trainer, state
         model = copy.deepcopy(broadcast.model)
         model, _ = self.trainer.defense.start(model, self.facts, rng=self.rng.child("defense", "start"))
         return replace(trainer, model=model), state
 
-    def _guarded(self, broadcast: Broadcast, state: ClientState, report: Report) -> State:
-        """The guard's state after this model, or `RefusedError`."""
-        if self.guard is None:
-            return state.guard
-        some = None if self.trainer.defense.private else self.train.batch(slice(0, PROBED_EXAMPLES)).inputs
-        return self.guard.admit(broadcast, self.trainer.model, some, state.guard, report=report)
+    def _sight(self, used: Tensor, rng: Rng) -> Sight:
+        """What the guard may use. used: the examples of the round; none of them beside a promise of privacy."""
+        hidden = self.trainer.defense.private
+        return Sight(
+            inputs=self.train.example,
+            rng=rng,
+            examples=None if hidden or self.guard is None else self.train.batch(used),
+            task=self.trainer.task,
+            mode=self.trainer.mode,
+            share=self.agreement.share,
+        )
 
     def _score(self, trainer: Trainer, request: Evaluate, state: ClientState) -> Evaluated:
         examples = self.validation if request.on == "validation" else self.test
         if examples is None:
             raise LeaktightError(f"{self.name} has no test set; score on validation examples")
-        self._guarded(request.broadcast, state, silent)
+        if self.guard is not None:
+            self.guard.admit(request.broadcast, self.trainer.model, None, state.guard, report=silent)
         params, buffers = _own(request.broadcast, state)
         with secret_model(self._stream("score", request.broadcast.round)):
             return evaluate(trainer, params, buffers, examples)

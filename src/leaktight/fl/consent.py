@@ -53,12 +53,14 @@ class Consent:
 class Agreement:
     """The plan of a federation as its clients agreed to it. Kinds of questions are listed by the methods themselves.
 
-    rounds, clients: their numbers. learning_rates, loss_scales: the smallest and the largest that a server may ask for.
+    rounds, clients: their numbers. share: the part of the clients that is drawn in a round.
+    learning_rates, loss_scales: the smallest and the largest that a server may ask for.
     scores_on: the examples on which a client scores a model, once a round; None: it scores none.
     """
 
     rounds: int = MANY
     clients: int = MANY
+    share: float = 1.0
     learning_rates: tuple[float, float] = (0.0, math.inf)
     loss_scales: tuple[float, float] = (0.0, math.inf)
     scores_on: Literal["validation", "test"] | None = None

@@ -87,6 +87,7 @@ class Federation:
         return Agreement(
             rounds=self.plan.rounds,
             clients=len(self.shares),
+            share=(self.plan.per_round or len(self.shares)) / len(self.shares),
             learning_rates=agreed_rates(self.trainer.local, self.plan.rounds),
             loss_scales=(0.0, float(len(self.shares))),
             scores_on=self.server.scores_on,

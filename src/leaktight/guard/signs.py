@@ -1,50 +1,27 @@
-"""Signs of a tampered model, each as one number, without limits."""
+"""Signs of a tampered model in its weights alone, each as one number, without limits."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from leaktight.core.errors import ModelError
-from leaktight.core.tensors import buffers_of, cloned, parameters_of, squared_norm
-from leaktight.core.types import Broadcast, Params
-from leaktight.models.surgery import final_linear, mode_of
+from leaktight.core.tensors import squared_norm
+from leaktight.core.types import Params
+from leaktight.models.surgery import final_linear
+
+T = TypeVar("T")
 
 MIN_ROWS = 8
 """Rows of smaller layers can be parallel by chance."""
 
+PARALLEL = 0.9
+"""The cosine, or its opposite, from which two rows mirror each other: with noise of a third on rows, bins blur."""
+
 _POWER_STEPS = 12
-_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Hardtanh, nn.SiLU, nn.ELU)
-
-
-def architecture_change(broadcast: Broadcast, agreed: nn.Module) -> str | None:
-    """The first difference of the architecture from the one agreed on, or None."""
-    for known, sent, kind in (
-        (parameters_of(agreed), broadcast.params, "parameter"),
-        (buffers_of(agreed), broadcast.buffers, "buffer"),
-    ):
-        for name in [*sent, *known]:
-            if name not in known or name not in sent:
-                return f"{kind} {name!r} {'was added' if name in sent else 'is missing'}"
-            if known[name].shape != sent[name].shape:
-                return f"{name!r} has shape {tuple(sent[name].shape)} instead of {tuple(known[name].shape)}"
-    if broadcast.model is not None and _layout(broadcast.model) != _layout(agreed):
-        return "the network that was sent has other modules than the one agreed on"
-    return None
-
-
-def _layout(model: nn.Module) -> list[tuple[str, str, int]]:
-    return [
-        (name, f"{type(module).__module__}.{type(module).__qualname__}", _hooks(module))
-        for name, module in model.named_modules()
-    ]
-
-
-def _hooks(module: nn.Module) -> int:
-    return len(module._forward_pre_hooks) + len(module._forward_hooks)
 
 
 def likeness(params: Params) -> tuple[str, float]:
@@ -76,24 +53,43 @@ def _shared_direction(rows: Tensor) -> float:
     return (energy + empty) / len(rows)
 
 
+def mirrored(params: Params) -> tuple[str, float]:
+    """The matrix with the largest share of rows that have a parallel or opposite row beside them, and that share."""
+    worst, most = "", 0.0
+    for name, tensor in params.items():
+        if tensor.ndim < 2:
+            continue
+        rows = tensor.detach().flatten(1)
+        if min(rows.shape) >= MIN_ROWS:
+            unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            closest = (unit @ unit.T).abs().fill_diagonal_(0.0).amax(1)
+            if (share := float((closest > PARALLEL).double().mean())) > most:
+                worst, most = name, share
+    return worst, most
+
+
 def head_outliers(model: nn.Module, params: Params) -> dict[str, float]:
-    """Of the last linear layer: "row", longest over median row; "bias", largest distance from the median bias."""
+    """Of the last linear layer: "row", longest over median row; "bias", largest distance from the median bias.
+
+    The distance is in units of the median row's length, or of 1 if that is less.
+    """
     try:
         name, _ = final_linear(model)
     except ModelError:
         return {}
     prefix = f"{name}." if name else ""
-    found = {}
+    found, length = {}, 1.0
     if (weight := params.get(f"{prefix}weight")) is not None and len(weight) > 2:
         norms = weight.detach().flatten(1).norm(dim=1).double()
         found["row"] = float(norms.max() / norms.median()) if float(norms.median()) else math.inf
+        length = max(1.0, float(norms.median()))
     if (bias := params.get(f"{prefix}bias")) is not None:
-        found["bias"] = float((bias - bias.median()).abs().max())
+        found["bias"] = float((bias - bias.median()).abs().max()) / length
     return found
 
 
-def groups(model: nn.Module, tensors: Params) -> dict[str, dict[str, Tensor]]:
-    """The tensors of the last linear layer ("head"), and all others ("rest")."""
+def groups(model: nn.Module, tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """What belongs to the last linear layer ("head"), by the names of tensors, and all other ("rest")."""
     try:
         name, _ = final_linear(model)
     except ModelError:
@@ -102,27 +98,11 @@ def groups(model: nn.Module, tensors: Params) -> dict[str, dict[str, Tensor]]:
     return {"head": inside, "rest": {key: tensor for key, tensor in tensors.items() if key not in inside}}
 
 
-def group_norms(model: nn.Module, tensors: Params) -> dict[str, float]:
-    return {name: float(squared_norm(part.values()).sqrt()) for name, part in groups(model, tensors).items()}
+def norms(tensors: Params) -> dict[str, float]:
+    """The norm of each tensor."""
+    return {name: float(squared_norm([tensor]).sqrt()) for name, tensor in tensors.items()}
 
 
-def constant_units(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> float:
-    """The largest share, over the activations, of units that are constant on all images (N, C, H, W).
-
-    Dead or saturated units are; in evaluation mode.
-    """
-    still = [0.0]
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if len(output) == len(inputs) > 1:
-            moved = output.amax(0) - output.amin(0) > 1e-6 * output.abs().max()
-            still.append(1.0 - float(moved.double().mean()))
-
-    handles = [module.register_forward_hook(keep) for module in model.modules() if isinstance(module, _ACTIVATIONS)]
-    try:
-        with torch.no_grad(), mode_of(model, "eval"):
-            functional_call(model, ({**params}, cloned(buffers)), (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return max(still)
+def group_norms(model: nn.Module, sizes: Mapping[str, float]) -> dict[str, float]:
+    """The norm of each group, from those of its tensors."""
+    return {name: math.hypot(*part.values()) for name, part in groups(model, sizes).items()}

@@ -51,7 +51,8 @@ def test_honest_models_pass_unchanged_and_are_remembered() -> None:
     assert state["round"] == 1, "the second, as the server does not say"
     for name, tensor in following.state_dict().items():
         assert torch.equal(state["received"][name], tensor)
-        torch.testing.assert_close(state["own"][name], arrays(reply_to(app, following, node()))[name] - tensor)
+        change = arrays(reply_to(app, following, node()))[name] - tensor
+        assert state["sizes"][name] >= float(change.norm()) * (1 - 1e-6), "the largest of its own updates so far"
 
 
 def test_a_fishing_model_is_refused_without_a_reason_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,3 +106,24 @@ def test_evaluation_is_not_guarded() -> None:
     app = make_app(guard_mod(BroadcastGuard(), network()))
     message = Message(RecordDict({"arrays": ArrayRecord(fishing(network()).state_dict())}), 7, "evaluate")
     assert not app(message, node()).has_error()
+
+
+def numbered(app: object, number: object, context: object) -> Message:
+    content = RecordDict({"arrays": ArrayRecord(network().state_dict())})
+    content["config"] = ConfigRecord({"server-round": number})  # type: ignore[dict-item]
+    return app(Message(content, 7, "train"), context)  # type: ignore[operator, no-any-return]
+
+
+@pytest.mark.parametrize("number", [10**9, 0, -3, 1.5, "7"])
+def test_a_wrong_round_number_is_refused(number: object) -> None:
+    app = make_app(guard_mod(BroadcastGuard(), network(), share=0.5))
+    assert numbered(app, number, node()).has_error()
+    context = node()
+    assert not numbered(app, 3, context).has_error()
+    assert numbered(app, 3, context).has_error(), "the same round again"
+    assert numbered(app, number, context).has_error()
+
+
+def test_the_share_of_clients_is_a_share() -> None:
+    with pytest.raises(ValueError, match="expected share in"):
+        guard_mod(BroadcastGuard(), network(), share=0.0)

@@ -9,10 +9,14 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from leaktight.core.errors import LeaktightError, RefusedError, UsageError
-from leaktight.core.types import Broadcast, State, Update
+from leaktight.core.protocols import Sight
+from leaktight.core.rng import Rng
+from leaktight.core.tasks import Classification, Task
+from leaktight.core.types import Batch, Broadcast, State, Update
 from leaktight.engines.flower.user_app import LOG, ModState, only_arrays, refusal, tensors_of, unnamed
 from leaktight.fl.local import Meter
 from leaktight.guard import BroadcastGuard
+from leaktight.guard.behaviour import output_size
 
 _ROUND = "server-round"  # as Flower's strategies name it
 
@@ -22,6 +26,9 @@ def guard_mod(
     model: nn.Module,
     *,
     inputs: Tensor | None = None,
+    targets: Tensor | None = None,
+    share: float = 0.1,
+    task: Task = Classification(),
     state_dir: Path | str | None = None,
     name: str = "guard",
 ) -> Mod:
@@ -30,12 +37,17 @@ def guard_mod(
     A refused model does not reach your function; the server gets an error without text, and the node's log has the
     reasons. Put it before `defense_mod`, so that it compares the server's model with what was sent to the server.
 
-    model: the network that was agreed on; its names identify arrays. inputs: some of the client's images, (N, C, H, W),
-    for the sign "constant"; None skips that sign.
+    model: the network that was agreed on; its names identify arrays, and its own weights, which the server does not
+    choose, show what is usual. inputs, targets: some of the client's examples, as the model takes them, for the signs
+    that need examples; inputs of None skips these, targets of None makes targets up.
+    share: the part of the clients that the server draws in a round, as agreed on; a round number that this makes
+    unlikely is refused.
     state_dir: the folder of the last model, so that it survives a restart of the node; default: `state-dir` of the
     node's config, else Flower's context. name: of the state; a new name starts with an empty one.
     """
     params = {parameter for parameter, _ in model.named_parameters()}
+    if not 0 < share <= 1:
+        raise ValueError(f"expected share in (0, 1], got {share}")
 
     def received(message: Message, known: State) -> Broadcast:
         tensors = tensors_of(message.content.array_records[only_arrays(message.content, "server's message")])
@@ -47,6 +59,16 @@ def guard_mod(
             round=_round(message.content, known),
         )
 
+    def sight() -> Sight:
+        rng = Rng.fresh()
+        if inputs is None:
+            return Sight(inputs=None, rng=rng, task=task, share=share)
+        own = targets
+        if own is None:
+            outputs = output_size(model, inputs[:2])
+            own = task.blind_targets(len(inputs), outputs, rng.public())
+        return Sight(inputs=None, rng=rng, examples=Batch(inputs, own), task=task, share=share)
+
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
@@ -54,7 +76,7 @@ def guard_mod(
             memory = ModState(name, context, state_dir)
             known = memory.read() or {}
             broadcast = received(message, known)
-            state = guard.admit(broadcast, model, inputs, known, report=Meter())
+            state = guard.admit(broadcast, model, sight(), known, report=Meter())
         except LeaktightError as error:
             LOG.error("%s%s", "" if isinstance(error, RefusedError) else "nothing was sent: ", error)
             return refusal(message)
@@ -68,10 +90,10 @@ def guard_mod(
 
 
 def _round(content: RecordDict, known: State) -> int:
-    """The index of the round, from 0: as the server states it, else the next one."""
+    """The index of the round, from 0: as the server states it (-1 if that is no number), else the next one."""
     for record in content.config_records.values():
-        if isinstance(number := record.get(_ROUND), int):
-            return number - 1
+        if (number := record.get(_ROUND)) is not None:
+            return number - 1 if type(number) is int else -1
     return int(known.get("round", -1)) + 1
 
 
