@@ -6,38 +6,44 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, labels_from_bias, without
+from leaktight.adaptive.knowing import Adaptation, labels_from_bias, weighing, without
+from leaktight.adaptive.newton import EXPLAINED, Likely, can_refine, refined
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.errors import require_at_least
-from leaktight.core.types import Observation
+from leaktight.core.protocols import Progress
+from leaktight.core.rng import Rng
+from leaktight.core.types import Observation, Reconstruction
 from leaktight.defenses.fedkl import FedKl
 from leaktight.models.keylock import LOCK, scale_blocks
 
 _SOLVED = 1e-12
+_FAINT = 1e-6  # tensors smaller than this share of the largest count as if they were as large
+_NEAR = 1e-7  # 1 - cosine of a start that is likely to lead to the solution
+_ROUNDING = 3e-7  # of a gradient in float32, relative to the size of its tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnowsFedKl(Adaptation):
-    """FedKL: the scales and shifts of the locked channels are unknowns of the search; the locked block is not matched.
+    """FedKL: the scales and shifts of the locked channels are unknowns of the search.
 
-    ignore_locked: do not match the gradients of locked convolutions. If every block is locked they are matched anyway,
-    as little else would be left.
     spread: standard deviation of the first scales and shifts, around zero, >= 0; in a new lock it is about a third.
     restarts: the most starts, >= 1, unless the attack has more, as a search cannot change the sign of some scales; the
-    search ends with the first restart whose loss is below 1e-12.
+    first one that explains the update up to rounding is the last.
 
-    Key and lock only scale and shift each channel: 2 O numbers for O channels. Labels that would be searched for are
-    read from the last layer, which is not locked.
+    Key and lock only scale and shift each channel: 2 O numbers for O channels. The gradients of the locked convolutions
+    are matched too: without them exactly 2 O directions of images and locks leave the update as it is. Tensors count
+    by the root of their size. After one step on few pixels the equations are then solved by Levenberg-Marquardt
+    (`newton.py`). Labels that would be searched for are read from the last layer, which is not locked.
     Assumes: the architecture, which is public.
     Cannot: follow changes of the lock within a round of several steps, where it counts as constant; nor run a locked
-    norm in evaluation mode, as its statistics are private. On photographs of 32x32 many images explain the update
-    nearly alike, and the one found is a rough likeness.
+    norm in evaluation mode, as its statistics are private. How bright a single image is shows only in the small number
+    that batch norm adds to the variance, and least in a model change.
     """
 
-    ignore_locked: bool = True
     spread: float = 0.33
     restarts: int = 8
 
@@ -67,7 +73,49 @@ class KnowsFedKl(Adaptation):
             unknowns={**view.unknowns, **{name: Unknown(start, self.spread) for name, start in buffers.items()}},
             notes=(*view.notes, "scales and shifts of locked channels are unknown"),
         )
-        if not self.ignore_locked or self.defense.blocks == "all":
-            return view
-        locked = [f"{block.conv}.{part}" for block in blocks for part in ("weight", "bias")]
-        return without(view, locked, "locked convolutions are not matched")
+        view = without(view, [f"{block.conv}.bias" for block in blocks], "a norm cancels the bias before it")
+        sizes = {name: _size(tensor) for name, tensor in view.target.items()}
+        least = _FAINT * max(sizes.values())
+        weights = {name: torch.full_like(each, max(sizes[name], least) ** -0.5) for name, each in view.target.items()}
+        return weighing(view, weights, "tensors count by the root of their size")
+
+    def solve(
+        self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None
+    ) -> Reconstruction:
+        evidence = attack.evidence(seen, rng=rng)
+        if not can_refine(attack, evidence):
+            return super().solve(attack, seen, rng=rng, progress=progress)
+        errors = rounding(seen[0])
+        once, answers, left = replace(attack, restarts=1), [], []
+        for number in range(attack.restarts):
+            own = rng if number == 0 else rng.child("start", number)
+            left.append((once.search(evidence, rng=own, progress=progress), own))
+            if left[-1][0].distance > _NEAR and number + 1 < attack.restarts:
+                continue  # solving takes longer than another start
+            near, own = left.pop(min(range(len(left)), key=lambda place: left[place][0].distance))
+            solved, misfit = refined(once, evidence, near, errors, _LIKELY, rng=own)
+            answers.append((misfit, once.answer(evidence, solved)))
+            if misfit < EXPLAINED:
+                break
+        return min(answers, key=lambda answer: answer[0])[1]
+
+
+_LIKELY = Likely(spread=2.5)  # so weak that it only stops what the update leaves open
+
+
+def rounding(seen: Observation) -> dict[str, Tensor]:
+    """The standard deviation of what rounding adds to each entry of an update of one step, by name."""
+    result = {}
+    for name, tensor in seen.update.tensors.items():
+        exact = tensor.detach().double()
+        error = torch.full_like(exact, _ROUNDING * _size(exact))
+        if seen.update.kind == "delta":  # a difference of parameters that were rounded
+            weight = seen.broadcast.params[name].detach()
+            error = error.hypot(torch.finfo(weight.dtype).eps / 4 * weight.double())
+        result[name] = error
+    return result
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square, above zero."""
+    return max(float(tensor.square().mean().sqrt()), 1e-30)

@@ -23,6 +23,7 @@ from leaktight.core.types import Observation, Reconstruction
 from leaktight.defenses.outpost import Outpost
 
 _CERTAIN = 4.0  # standard deviations that noise alone does not exceed
+_ZEROS_OF_CHANGES = 2  # of a clean column: noise that is lost in the rounding of a parameter leaves single zeros
 _SEVERAL = 0.01  # the relative error of clean entries after several steps, in some of which they may have been pruned
 _PHOTOGRAPHS = 0.1  # the contrast of colour images
 _PRIOR = 10.0  # times the weight of the prior that the contrast gives
@@ -38,7 +39,8 @@ class KnowsOutpost(Adaptation):
     for colour images and 0.3 for others.
 
     Noise is added to whole columns and is never exactly zero: a column with an exact zero has no noise, whether the
-    zero is the defense's or ReLU's, and its entries that were not pruned are exact. Tensors with small gradients count
+    zero is the defense's or ReLU's, and its entries that were not pruned are exact. In a model change it takes two
+    zeros, as noise can be lost in rounding. Tensors with small gradients count
     by the root of their size. In noisy columns an entry above four standard deviations was not pruned. Fewer entries
     than pixels are left of a large image, so total variation, of colours and of their differences, fills the rest: it
     is strong in a first stage and weak in a second.
@@ -101,7 +103,8 @@ class KnowsOutpost(Adaptation):
     def errors(self, seen: Observation) -> dict[str, Tensor]:
         """The standard deviation of every entry's error, by name; infinite for entries that were pruned."""
         tensors = {name: tensor.detach().double() for name, tensor in seen.update.tensors.items()}
-        clean = {name: self._clean(tensor) for name, tensor in tensors.items()}
+        zeros = 1 if seen.update.kind == "gradient" else _ZEROS_OF_CHANGES
+        clean = {name: self._clean(tensor, zeros) for name, tensor in tensors.items()}
         exact = {name: tensor[clean[name] & (tensor != 0)] for name, tensor in tensors.items()}
         sizes = {name: _size(exact[name] if len(exact[name]) else tensor) for name, tensor in tensors.items()}
         floor = self.floor if seen.num_steps == 1 else max(self.floor, _SEVERAL)
@@ -128,12 +131,12 @@ class KnowsOutpost(Adaptation):
         shares = [float((tensor == 0).double().mean()) for tensor in seen.update.tensors.values() if tensor.ndim > 1]
         return not shares or float(torch.tensor(shares).median()) >= least
 
-    def _clean(self, tensor: Tensor) -> Tensor:
-        """A mask of the entries without noise: those of columns with an exact zero."""
+    def _clean(self, tensor: Tensor, zeros: int = 1) -> Tensor:
+        """A mask of the entries without noise: those of columns with as many exact zeros."""
         assert isinstance(self.defense, Outpost)
         if self.defense.fisher == "element" or not tensor.ndim:
             return tensor == 0
-        return (tensor == 0).any(0, keepdim=True).expand_as(tensor)
+        return ((tensor == 0).sum(0, keepdim=True) >= min(zeros, len(tensor))).expand_as(tensor)
 
     def _noise_std(self, seen: Observation, name: str) -> float:
         """The standard deviation of the noise in the update, infinite if unknown."""
