@@ -21,11 +21,12 @@ from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError
 from leaktight.core.keys import parse_key
 from leaktight.engines.flower.guarding import guard_mod
+from leaktight.engines.flower.keybook import KeyBook
 from leaktight.engines.flower.mods import defense_mod
 from leaktight.engines.flower.node import NodeSettings
 from leaktight.engines.flower.node import client_app as make_client_app
 from leaktight.engines.flower.recording import record_updates
-from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.engines.flower.server import key_book, make_server_app, play, run_name
 from leaktight.engines.inprocess import OnReports
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
@@ -46,7 +47,8 @@ def server_app(config: Path | str) -> ServerApp:
     """The ServerApp of a scenario. It continues from the checkpoint in its folder if there is one.
 
     Its run config: `folder`, the run's folder on the server; `data-root`; `join-seconds`, how long to wait for all
-    nodes at the start (default 120); `record`, a folder for the updates that the server sees (empty: not saved).
+    nodes at the start (default 120); `record`, a folder for the updates that the server sees (empty: not saved);
+    `nodes`, a TOML file with the key of each client (empty: the first node that takes a name keeps it).
     """
 
     def main(grid: Grid, context: Context) -> None:
@@ -59,7 +61,9 @@ def server_app(config: Path | str) -> ServerApp:
             raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
         with open_run(Path(str(options["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
             federation = federation.keyed(folder.key)
-            engine = partial(_played, recorded, folder.path / "flower", float(options.get("join-seconds", 120)))
+            listed = Path(str(options["nodes"])) if options.get("nodes") else None
+            keys = key_book(folder.path / "flower", listed)
+            engine = partial(_played, recorded, folder.path / "flower", keys, float(options.get("join-seconds", 120)))
             summary = train(
                 federation, folder, engine=engine, defense_kind=kind_of(settings.defense) or "", after_round=_log_round
             )
@@ -81,6 +85,7 @@ def client_app(config: Path | str) -> ClientApp:
 def _played(
     grid: Grid,
     folder: Path,
+    keys: KeyBook,
     join_seconds: float,
     federation: Federation,
     state: FederationState | None = None,
@@ -91,7 +96,7 @@ def _played(
 ) -> FederationState:
     """`engines.flower.server.play` as an `Engine`. workers, on_reports: unused, since clients run elsewhere."""
     name = run_name(folder, resumed=state is not None)
-    return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
+    return play(grid, federation, state, run=name, join_seconds=join_seconds, keys=keys, **watchers)
 
 
 def _home(config: str, message: Message, context: Context) -> NodeSettings:
@@ -130,4 +135,5 @@ def _show_log() -> None:
 
 def _log_round(row: Round) -> None:
     failed = "".join(f"; {client} left out: {reason}" for client, reason in row.failures.items())
-    LOG.info("round %s: accuracy %s, %s updates%s", row.round, row.accuracy, row.clients, failed)
+    flagged = "".join(f"; {client} is unusual: {flag}" for client, flag in row.flags.items())
+    LOG.info("round %s: accuracy %s, %s updates%s%s", row.round, row.accuracy, row.clients, failed, flagged)

@@ -66,6 +66,8 @@ class FederationPlan:
     evaluate_every: number of rounds between two scores; the last round is always scored.
     timeout: seconds, > 0, to wait for the answers of remote clients (Flower); those without an answer have failed.
         None: no limit.
+    norm_limit: an update that is longer than this many times the median of its round, > 1, is not used. From three
+        plain updates on; None: such updates are used, and those beyond ten times the median flagged.
     """
 
     rounds: int = 10
@@ -74,10 +76,13 @@ class FederationPlan:
     evaluate: Literal["server", "clients"] = "server"
     evaluate_every: int = 1
     timeout: float | None = None
+    norm_limit: float | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise ValueError(f"expected timeout > 0 seconds, got {self.timeout}")
+        if self.norm_limit is not None and not 1 < self.norm_limit < math.inf:
+            raise ValueError(f"expected norm_limit > 1, got {self.norm_limit}")
         require_at_least(1, rounds=self.rounds, per_round=self.per_round)
         require_at_least(1, min_clients=self.min_clients, evaluate_every=self.evaluate_every)
         if self.per_round and self.min_clients and self.min_clients > self.per_round:
@@ -117,6 +122,11 @@ class Server:
         if self.setup.aggregator.update_kind == "gradient" and local.num_steps(max(self.sizes.values())) != 1:
             raise UsageError(
                 "a gradient update is one local step; set local.steps = 1, or choose an aggregator of model changes"
+            )
+        if self.plan.norm_limit is not None and self.setup.aggregator.sealed:
+            raise UsageError(
+                "norm_limit compares the norms of updates, which a server cannot see where they are encrypted; leave "
+                "it out, or choose an aggregator of plain updates"
             )
         self.setup.check_counted(self.scores_on)
 
