@@ -13,11 +13,10 @@ from tests.fl.talks import SMALL
 from leaktight.core.errors import LeaktightError, RoundFailedError, UsageError
 from leaktight.core.tensors import digest
 from leaktight.core.types import Update
-
 from leaktight.engines import inprocess
 from leaktight.fl.encrypted import Encrypted
-from leaktight.fl.federation import Federation
 from leaktight.fl.fedboosting import FedBoosting
+from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Evaluated, Failed, Outcome, Request, Trained
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome, ServerState

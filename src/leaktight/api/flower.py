@@ -4,6 +4,7 @@
 - `guard_mod(guard, network)`: the guard in your ClientApp, which checks the model before you train on it.
 - `record_updates(grid, folder)`: saves the updates that your ServerApp sees, for `leaktight inspect`.
 - `server_app(config)`, `client_app(config)`: a whole scenario of Leaktight as Flower apps.
+- `node_key(state_dir, client)`: the public key of a node, for the operator's list.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from leaktight.config.settings import Config, load_config
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError
 from leaktight.core.keys import parse_key
+from leaktight.engines.flower.bounded import bounded
 from leaktight.engines.flower.guarding import guard_mod
+from leaktight.engines.flower.identity import identity_in
 from leaktight.engines.flower.keybook import KeyBook
 from leaktight.engines.flower.mods import defense_mod
 from leaktight.engines.flower.node import NodeSettings
@@ -38,7 +41,7 @@ if TYPE_CHECKING:  # Flower itself is first imported by the engine, which switch
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-__all__ = ["client_app", "defense_mod", "guard_mod", "record_updates", "server_app"]
+__all__ = ["client_app", "defense_mod", "guard_mod", "node_key", "record_updates", "server_app"]
 
 LOG = logging.getLogger("leaktight.flower")
 
@@ -56,7 +59,8 @@ def server_app(config: Path | str) -> ServerApp:
         options = context.run_config
         settings = _config(Path(config), options)
         federation = _federation(settings)
-        recorded = record_updates(grid, str(options["record"])) if options.get("record") else grid
+        limited = bounded(grid, federation.limits, federation.plan.timeout)
+        recorded = record_updates(limited, str(options["record"])) if options.get("record") else limited
         if not options.get("folder"):
             raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
         with open_run(Path(str(options["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
@@ -70,6 +74,11 @@ def server_app(config: Path | str) -> ServerApp:
         LOG.info("done: accuracy %s, model %s", summary.final.accuracy, summary.model_digest)
 
     return make_server_app(main)
+
+
+def node_key(state_dir: Path, client: str) -> str:
+    """The public key by which a server knows a client, of the node with this private folder; made if there is none."""
+    return identity_in(state_dir, client).public.hex()
 
 
 def client_app(config: Path | str) -> ClientApp:

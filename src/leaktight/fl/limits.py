@@ -32,7 +32,7 @@ class Limits:
 
     @classmethod
     def of_model(cls, params: Params, buffers: Params, *, sealed: bool) -> Limits:
-        """The limits in a federation with this model. sealed: whether updates are encrypted, which makes them larger."""
+        """The limits in a federation with this model. sealed: whether updates are encrypted, and larger for that."""
         size, count = num_bytes(params) + num_bytes(buffers), len(params) + len(buffers)
         longest = max((len(name) for name in (*params, *buffers)), default=0)
         return cls(

@@ -122,7 +122,9 @@ class Registry:
                 self.keys.pin(claim.client, claim.key)
                 self.nodes[claim.client] = node
                 continue
-            LOG.error("node %d claims to be client %r, but %s; it is ignored", node, printable(claim.client, 80), reason)
+            LOG.error(
+                "node %d claims to be client %r, but %s; it is ignored", node, printable(claim.client, 80), reason
+            )
             self._refused[node] = claim._replace(again=again)
 
     def _why_not(self, node: int, claim: _Claim, claims: dict[int, _Claim]) -> tuple[str | None, bool]:

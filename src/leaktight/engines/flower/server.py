@@ -16,7 +16,6 @@ from leaktight.engines.flower.carrier import GridCarrier
 from leaktight.engines.flower.keybook import KeyBook, read_keys
 from leaktight.engines.inprocess import AfterRound, Carrier, RoundWork
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.fl.limits import Limits
 from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.runtime.executor import Inline
 from leaktight.runtime.processes import one_thread
@@ -53,7 +52,7 @@ def play(
         federation.plan.timeout,
         epoch=server.round,
         after_client=after_client,
-        limits=Limits.of_model(server.params, server.buffers, sealed=federation.setup.aggregator.sealed),
+        limits=federation.limits,
         keys=KeyBook() if keys is None else keys,
     )
 
