@@ -38,9 +38,9 @@ TRIES = 3
 CLIENTS = 4
 KEY = bytes(range(32))
 ROGUE = "client-003"
-HUGE = 100 * 2**20
+PIECE, HUGE = 40 * 2**20, 80 * 2**20
 FORGED = "delta\x1b[2J\n2026-11-17 INFO all is well\n"
-TIMEOUT = 20
+TIMEOUT = 30
 CONFIG = """
 [partition]
 kind = "iid"
@@ -114,10 +114,10 @@ FAULTS: Mapping[str, Fault] = {
     "a node announces a reply and sends nothing": lambda rogue, message, reply: Parcel(reply, sends=False),
     "a message without a reply": lambda rogue, message, reply: Parcel(Message(RecordDict(), reply_to=message)),
     "1 kB that is no update": lambda rogue, message, reply: rogue.signed(bytes(1000), message),
-    "100 MB in one piece": lambda rogue, message, reply: Parcel(
-        Message(RecordDict({"leaktight.reply": ConfigRecord({"huge": bytes(HUGE)})}), reply_to=message)
+    "40 MB in one piece": lambda rogue, message, reply: Parcel(
+        Message(RecordDict({"leaktight.reply": ConfigRecord({"huge": bytes(PIECE)})}), reply_to=message)
     ),
-    "an update of 100 MB": lambda rogue, message, reply: rogue.signed(bytes(HUGE), message),
+    "an update of 80 MB": lambda rogue, message, reply: rogue.signed(bytes(HUGE), message),
     "texts of 30 MB with escape codes": lambda rogue, message, reply: rogue.lie(
         message,
         reply,
@@ -148,7 +148,7 @@ def hostile_nodes(deployment: Deployment, folder: Path) -> Iterator[Count]:
             summary = finished(deployment, project, folder / f"hostile-run-{number}")
         rows = summary["rounds"]
         for place, fault in enumerate(FAULTS, start=1):
-            held[fault] += list(rows[place]["failures"]) == [ROGUE] and rows[place]["clients"] == CLIENTS - 1
+            held[fault] += left_out(rows[place], silent="nothing" in fault)
         seconds.append(rows[1]["seconds"])
         clean += summary["model_digest"] == expected and is_clean(folder / f"hostile-run-{number}", deployment)
     for fault, times in held.items():
@@ -160,46 +160,56 @@ def hostile_nodes(deployment: Deployment, folder: Path) -> Iterator[Count]:
     yield Count("all of these in one run", wanted, TRIES, clean)
 
 
+def left_out(row: Mapping[str, Any], *, silent: bool) -> bool:
+    """Whether a round left out the rogue and nobody else, for what it sent; silent: for having sent nothing."""
+    late = row["seconds"] >= TIMEOUT
+    return list(row["failures"]) == [ROGUE] and row["clients"] == CLIENTS - 1 and late == silent
+
+
 def stolen_names(deployment: Deployment, folder: Path) -> Iterator[Count]:
-    """A second registered node says that it is client-000: while the first is there, and after it has gone."""
-    project, federation = made(folder / "stolen", 2)
-    while_there = after = listed = 0
+    """A second registered node says that it is client-000: beside the first, after it has gone, and instead of it."""
+    project, federation = made(folder / "stolen", 3)
+    beside = after = listed = 0
     for number in range(TRIES):
         name = f"stolen{number}"
-        leaving: list[ThreadNode] = []
-
-        def leaves(message: Message, reply: Message, leaving: list[ThreadNode] = leaving) -> Parcel:
-            if message.metadata.message_type == "train":
-                leaving[0]._stopped.set()  # after this reply
-            return honest(message, reply)
-
-        with nodes_of(deployment, federation, name, {0: leaves}) as nodes:
-            leaving.append(nodes[0])
-            run = folder / f"{name}-run"
-            identity = deployment.folder / f"state-{name}-0"
-            (deployment.folder / f"{name}.toml").write_text(
-                f'client-000 = "{identity_in(identity, "client-000").public.hex()}"\n'
-                + "".join(
-                    f'client-{place:03d} = "{each}"\n'
-                    for place in range(1, CLIENTS)
-                    if (each := identity_in(nodes[place].state_dir, f"client-{place:03d}").public.hex())
-                )
-            )
-            (run / "flower").mkdir(parents=True)
-            first = {"client-000": identity_in(identity, "client-000").public.hex()}
-            (run / "flower" / "keys.json").write_text(json.dumps(first))  # its first use was an earlier part of the run
-            with ThreadNode(deployment, f"{name}-thief", federation, {"client": "client-000"}):
-                rows = finished(deployment, project, run)["rounds"]
-                while_there += rows[0]["clients"] == CLIENTS and not rows[0]["failures"]
-                after += list(rows[1]["failures"]) == ["client-000"]
-                nodes[0].stop()
-                more = f'nodes="{deployment.folder / f"{name}.toml"}" join-seconds=20'
-                rows = finished(deployment, project, folder / f"{name}-listed", more)["rounds"]
-                listed += all(list(row["failures"]) == ["client-000"] for row in rows)
+        thief = ThreadNode(deployment, f"{name}-thief", federation, {"client": "client-000"})
+        thief.made_key()
+        robbed = Robbed(thief)
+        with nodes_of(deployment, federation, name, {0: robbed}) as nodes:
+            robbed.node = nodes[0]
+            rows = finished(deployment, project, folder / f"{name}-run")["rounds"]
+            beside += [row["clients"] for row in rows[:2]] == [CLIENTS, CLIENTS]
+            after += list(rows[2]["failures"]) == ["client-000"]
+            keys = [
+                f'{client} = "{identity_in(node.state_dir, client).public.hex()}"'
+                for place, node in nodes.items()
+                if (client := f"client-{place:03d}")
+            ]
+            (deployment.folder / f"{name}.toml").write_text("\n".join(keys))
+            more = f'nodes="{deployment.folder / f"{name}.toml"}" join-seconds=20'
+            rows = finished(deployment, project, folder / f"{name}-listed", more)["rounds"]
+            listed += all(list(row["failures"]) == ["client-000"] for row in rows)
+            thief.stop()
     wanted = "it gets no request"
-    yield Count("a second registered node takes the name of a client that is there", wanted, TRIES, while_there)
+    yield Count("a second registered node takes the name of a client that is there", wanted, TRIES, beside)
     yield Count("... after that client's node has gone", wanted, TRIES, after)
     yield Count("... instead of it, with a list of the operator", wanted, TRIES, listed)
+
+
+class Robbed:
+    """The honest node of client-000: the thief joins in its first round, and it leaves after the second."""
+
+    def __init__(self, thief: ThreadNode) -> None:
+        self.thief = thief
+        self.node: ThreadNode | None = None
+
+    def __call__(self, message: Message, reply: Message) -> Parcel:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "0":
+            self.thief.__enter__()
+            wait_until(self.thief.joined.is_set, 20)
+        elif message.metadata.message_type == "train" and self.node is not None:
+            self.node.leave()
+        return honest(message, reply)
 
 
 def strangers(deployment: Deployment, folder: Path) -> Iterator[Count]:
@@ -232,7 +242,7 @@ def killed_nodes(deployment: Deployment, folder: Path) -> Iterator[Count]:
 
 
 def killed_superlinks(deployment: Deployment, folder: Path) -> Iterator[Count]:
-    """The SuperLink and the server's process are killed in a round; all is started again, and the run submitted again."""
+    """The SuperLink and the server's process are killed in a round; both are started, and the run submitted, again."""
     project, federation = made(folder / "superlink", 6)
     state = inprocess.run(federation, workers=1).server
     expected, held, waits = digest({**state.params, **state.buffers}), 0, []

@@ -18,7 +18,11 @@ from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.fl.federation import Federation
 
 from flwr.app import Context, Message, RecordDict  # isort: skip
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree  # isort: skip
+from flwr.supercore.inflatable.inflatable_object import (  # isort: skip
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects  # isort: skip
 from flwr.supernode import fleet_http_connection  # isort: skip
 
@@ -68,13 +72,18 @@ class ThreadNode:
     def state_dir(self) -> Path:
         return self.deployment.folder / f"state-{self.name}"
 
-    def __enter__(self) -> ThreadNode:
+    def made_key(self) -> Path:
+        """The key with which the node proves to the SuperLink who it is; made, and registered, once."""
         key = self.deployment.folder / f"{self.name}.key"
         if not key.exists():
             make_key(key)
             if self.register:
                 done = self.deployment.flwr("supernode", "register", str(key.with_suffix(".pub")), NAME)
                 assert done.returncode == 0, done.stdout + done.stderr
+        return key
+
+    def __enter__(self) -> ThreadNode:
+        key = self.made_key()
         self._stopped.clear()
         self._thread = threading.Thread(target=self._run, args=(key,), daemon=True)
         self._thread.start()
@@ -85,9 +94,13 @@ class ThreadNode:
     ) -> None:
         self.stop()
 
+    def leave(self) -> None:
+        """Leave the federation after the current message."""
+        self._stopped.set()
+
     def stop(self) -> None:
         """Leave the federation, as after Ctrl-C."""
-        self._stopped.set()
+        self.leave()
         if self._thread is not None:
             self._thread.join(60)
 
@@ -120,15 +133,19 @@ class ThreadNode:
                 message.metadata.__dict__["_message_id"] = received[0].metadata.message_id
                 with ONE_AT_A_TIME:
                     parcel = self.speak(message, app(message, context))
-                reply = parcel.announced
-                reply.metadata.__dict__["_message_id"] = reply.object_id
-                wanted, session = send(reply, get_object_tree(reply), 0.0)
-                if parcel.sends:
-                    push_objects(
-                        get_all_nested_objects(reply),
-                        lambda name, data, run=run, session=session: push(run, session, name, data),
-                        object_ids_to_push=wanted,
-                    )
+                with no_object_id_recompute():
+                    self._send(parcel, run, send, push)
+
+    def _send(self, parcel: Parcel, run: int, send: Any, push: Any) -> None:
+        reply = parcel.announced
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        wanted, session = send(reply, get_object_tree(reply), 0.0)
+        if parcel.sends:
+            push_objects(
+                get_all_nested_objects(reply),
+                lambda name, data: push(run, session, name, data),
+                object_ids_to_push=wanted,
+            )
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> None:

@@ -197,7 +197,7 @@ def place_of(message: Message) -> tuple[str, str, int, int]:
 _ERRORS = {
     1: "the node could not load the app; see its log",
     2: "the client's app raised an error; see its log",
-    3: "the request timed out",
+    3: "the request timed out, or its answer was refused while it was pulled",
     4: "the answer is lost",
     5: "the node is gone",
     8: "the client's process died",
