@@ -74,7 +74,7 @@ def counts() -> Iterator[Count]:
 class Rogue:
     """A node that answers the first round honestly, and every later one with the next fault."""
 
-    def __init__(self, folder: Callable[[], Path]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.first: Message | None = None
 
@@ -88,7 +88,7 @@ class Rogue:
         return list(FAULTS.values())[place - 1](self, message, reply)
 
     def signed(self, reply: Any, message: Message) -> Parcel:
-        return Parcel(reply_message(reply, message, ROGUE, identity_in(self.folder(), ROGUE)))
+        return Parcel(reply_message(reply, message, ROGUE, identity_in(self.folder, ROGUE)))
 
     def lie(self, message: Message, reply: Message, change: Callable[[Update], Update]) -> Parcel:
         trained = read_reply(reply)
@@ -143,7 +143,7 @@ def hostile_nodes(deployment: Deployment, folder: Path) -> Iterator[Count]:
     expected = without(federation, ROGUE, since=1)
     held, clean, seconds = dict.fromkeys(FAULTS, 0), 0, []
     for number in range(TRIES):
-        rogue = Rogue(lambda number=number: deployment.folder / f"state-hostile{number}-3")
+        rogue = Rogue(deployment.folder / f"state-hostile{number}-3")
         with nodes_of(deployment, federation, f"hostile{number}", {3: rogue}):
             summary = finished(deployment, project, folder / f"hostile-run-{number}")
         rows = summary["rounds"]
@@ -233,7 +233,7 @@ def killed_nodes(deployment: Deployment, folder: Path) -> Iterator[Count]:
             deployment.start_node(place, f'secret-seed="{KEY.hex()}" client="{ROGUE}"')
             log = deployment.log(f"node{place}")
             run = deployment.submit(project, said(folder / f"killed-run-{number}", "join-seconds=120"))
-            wait_for(lambda log=log: "Receiving: train message" in log.read_text(), 240, log)  # type: ignore[misc]
+            wait_for(lambda log=log: "Receiving: train message" in log.read_text(), 240, log)
             deployment.stop(f"node{place}", signal.SIGKILL)
             status = deployment.end(run, 240)["status"]
         summary = read(folder / f"killed-run-{number}")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,7 +35,7 @@ def _refused(code: int, message: str | None = None, **rest: Any) -> None:
     raise ConnectionError(message)
 
 
-fleet_http_connection.flwr_exit = _refused  # type: ignore[assignment]  # it would end the process of the tests
+vars(fleet_http_connection)["flwr_exit"] = _refused  # Flower's own would end the process of the tests
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,7 @@ class ThreadNode:
                     continue
                 run = received[0].metadata.run_id
                 message = pull_and_inflate_object_from_tree(
-                    received[1],
-                    lambda name, run=run: pull(run, name),
-                    lambda name, run=run: confirm(run, name),
-                    return_type=Message,
+                    received[1], partial(pull, run), partial(confirm, run), return_type=Message
                 )
                 message.metadata.__dict__["_message_id"] = received[0].metadata.message_id
                 with ONE_AT_A_TIME:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.engines.flower.grids import LocalGrid, StallingGrid, nodes
 
+from leaktight.core import tensors
 from leaktight.core.errors import UntrustedError, UsageError
 from leaktight.engines.flower.carrier import GridCarrier
 from leaktight.engines.flower.identity import identity_in, new_identity
@@ -28,7 +29,7 @@ from leaktight.fl.messages import Answered, decode, encode
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict  # isort: skip
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict, UserConfig  # isort: skip
 from flwr.clientapp import ClientApp  # isort: skip
 
 MakeFederation = Callable[..., Federation]
@@ -69,7 +70,8 @@ def nodes_of(grid: LocalGrid, federation: Federation, keys: KeyBook) -> dict[str
 def test_a_name_belongs_to_the_key_that_took_it_first(make_federation: MakeFederation, tmp_path: Path) -> None:
     """A second registered node cannot have it while the first is there, after it is gone, or after a restart."""
     federation, book = make_federation(plan=FederationPlan(rounds=1, min_clients=4)), tmp_path / "server" / "keys.json"
-    app, honest, thief = app_of(federation, tmp_path), nodes(5), {5: {"client": "client-000"}}
+    app, honest = app_of(federation, tmp_path), nodes(5)
+    thief: dict[int, UserConfig] = {5: {"client": "client-000"}}
     first = nodes_of(LocalGrid(app, honest), federation, KeyBook(book))
     assert first["client-000"] == 1000
     assert book.stat().st_mode & 0o777 == 0o600
@@ -88,7 +90,8 @@ def test_a_name_belongs_to_the_key_that_took_it_first(make_federation: MakeFeder
 def test_a_thief_in_the_same_process_gets_nothing(make_federation: MakeFederation, tmp_path: Path) -> None:
     """The node of a client goes away in the middle of a run, and another says that it is that client."""
     federation = make_federation(plan=FederationPlan(rounds=2, min_clients=4))
-    app, grids = app_of(federation, tmp_path), []
+    app = app_of(federation, tmp_path)
+    grids: list[LocalGrid] = []
 
     def stolen(sent: Message, reply: Message) -> Message:
         if sent.metadata.message_type == "train" and sent.metadata.group_id == "0":
@@ -172,7 +175,7 @@ def test_a_node_that_does_not_prove_its_name_has_none(make_federation: MakeFeder
 
     def unproven(sent: Message, reply: Message) -> Message:
         if sent.metadata.message_type == HELLO and sent.metadata.dst_node_id == 1000:
-            said = reply.content["leaktight.client"]
+            said = reply.content.config_records["leaktight.client"]
             return Message(
                 RecordDict({"leaktight.client": ConfigRecord({**said, "signature": b"x" * 64})}), reply_to=sent
             )
@@ -214,7 +217,7 @@ def test_a_huge_array_is_refused_before_it_is_decoded(make_federation: MakeFeder
     """200 MB, and an array that says it has 8 TB."""
     federation = make_federation(plan=FederationPlan(rounds=1, min_clients=4))
     read: list[int] = []
-    unpacked = messages.unpack
+    unpacked = tensors.unpack
 
     def watched(data: bytes) -> Any:
         read.append(len(data))
