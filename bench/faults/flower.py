@@ -56,6 +56,7 @@ norm_limit = 10.0
 """
 
 Fault = Callable[["Rogue", Message, Message], Parcel]
+Part = Callable[[Deployment, Path], Iterator[Count]]
 
 
 def counts() -> Iterator[Count]:

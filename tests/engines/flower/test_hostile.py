@@ -238,3 +238,19 @@ def test_a_huge_array_is_refused_before_it_is_decoded(make_federation: MakeFeder
         assert "209715328 bytes, more than" in reason
         assert max(read) < 10**6
         assert failures_of(federation, boasting, folder=tmp_path) == ["the answer cannot be read (ValueError)"]
+
+
+def test_a_node_that_never_says_who_it_is_holds_up_nobody(make_federation: MakeFederation) -> None:
+    federation = make_federation(plan=FederationPlan(rounds=2, min_clients=4, timeout=1.0))
+    stalls = StallingGrid(
+        app_of(federation),
+        nodes(len(federation.shares)),
+        lambda sent: sent.metadata.message_type == HELLO and sent.metadata.dst_node_id == 1000,
+        blocked=30.0,
+        late=0.0,
+    )
+    outcomes: list[RoundOutcome] = []
+    began = time.monotonic()
+    play(stalls, federation, run="a", join_seconds=2.0, after_round=lambda outcome, _: outcomes.append(outcome))
+    assert [outcome.failures for outcome in outcomes] == [{"client-000": "it has no node"}] * 2
+    assert time.monotonic() - began < 25

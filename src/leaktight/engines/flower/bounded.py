@@ -37,8 +37,8 @@ def bounded(grid: Grid, limits: Limits, seconds: float | None) -> Grid:
     """
     if isinstance(grid, HttpGrid):
         client: Any = grid._runtime_client
-        client._client.event_hooks["response"].append(_refuse_large)
-        grid._client = _BoundedClient(client, limits.most_bytes, PULL_SECONDS if seconds is None else seconds)  # type: ignore[assignment]
+        client._client.event_hooks["response"].append(refuse_large)
+        grid._client = BoundedClient(client, limits.most_bytes, PULL_SECONDS if seconds is None else seconds)  # type: ignore[assignment]
     return grid
 
 
@@ -50,7 +50,7 @@ class _Part(NamedTuple):
 
 
 @dataclass
-class _BoundedClient:
+class BoundedClient:
     """The client of Flower's Runtime API, with bounds on what is pulled."""
 
     client: Any
@@ -102,7 +102,7 @@ def _parts(tree: ObjectTree) -> Iterator[str]:
         waiting.extend(node.children)
 
 
-def _refuse_large(response: httpx.Response) -> None:
+def refuse_large(response: httpx.Response) -> None:
     """Called when the head of an HTTP response is there, before its body is read."""
     if response.url.path.endswith("/pull-object") and int(response.headers.get("content-length", 0)) > OBJECT_BYTES:
         raise ObjectPullError(str(response.url.path), f"a part of the reply has more than {OBJECT_BYTES} bytes")
