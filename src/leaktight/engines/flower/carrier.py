@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from leaktight.core.errors import LeaktightError
 from leaktight.engines.flower.keybook import KeyBook
 from leaktight.engines.flower.messages import Place, Proof, model_record, read_reply, request_message
-from leaktight.engines.flower.post import Post
+from leaktight.engines.flower.post import GRACE, Post
 from leaktight.engines.flower.registry import HELLO_SECONDS, Registry
 from leaktight.fl.limits import Limits
 from leaktight.fl.messages import Ask, Declined, Failed, Outcome, Request, why_declined
@@ -77,12 +77,13 @@ class GridCarrier:
         self._registry.meet(requests, HELLO_SECONDS if self.timeout is None else min(self.timeout, HELLO_SECONDS))
         place = Place(self.run, self.session, self.epoch, self._turn)
         self._turn += 1
+        lifetime = None if self.timeout is None else self.timeout + GRACE  # valid until the last look for its reply
         models: dict[int, ArrayRecord] = {}
         sent: dict[str, Message] = {}
         for client, request in sorted(requests.items()):
             if client in self.nodes:
                 model = None if isinstance(request, Ask) else _model_record_once(models, request)
-                sent[client] = request_message(request, model, place, self.nodes[client], self.timeout)
+                sent[client] = request_message(request, model, place, self.nodes[client], lifetime)
         post = Post(self.grid)
         post.send(list(sent.values()))
         received = post.collect(self.timeout)
