@@ -17,7 +17,7 @@ from flwr.serverapp import Grid  # isort: skip
 from flwr.supercore.task_identity import TaskIdentity  # isort: skip
 
 Change = Callable[[Message, Message], Message | None]
-"""What becomes of a reply (second) to a message (first); None: it never arrives."""
+"""What becomes of a reply (second) to a message (first); None: it never arrives, and Flower says: the node is gone."""
 
 
 def take_identity() -> None:
@@ -58,8 +58,7 @@ class LocalGrid(Grid):
             ids.append(message.metadata.message_id)
             self.sent.append(message)
             reply = self.change(message, self._answer(message))
-            if reply is not None:
-                self.waiting[message.metadata.message_id] = reply
+            self.waiting[message.metadata.message_id] = reply or Message(Error(5, "gone"), reply_to=message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
