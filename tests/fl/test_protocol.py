@@ -10,7 +10,7 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.core.errors import RoundFailedError, UsageError
-from leaktight.core.protocols import Aggregator, Conversation, Question
+from leaktight.core.protocols import Aggregator, Asked, Conversation, Question
 from leaktight.core.rng import Rng
 from leaktight.core.training import Cosine, LocalTraining
 from leaktight.core.types import Broadcast, Params, State, Update
@@ -35,8 +35,10 @@ def make_server(local: LocalTraining | None = None, aggregator: Aggregator | Non
 
 
 def good(client: str, request: Request) -> Reply:
+    """An update of ones, a bit different in every round, so that it is no replay."""
     assert isinstance(request, Train)
-    return Trained(Update({"w": torch.ones(2), "b": torch.ones(1)}, "delta", 10))
+    one = 1.0 + request.broadcast.round * 2**-21
+    return Trained(Update({"w": one * torch.ones(2), "b": torch.ones(1)}, "delta", 10))
 
 
 def play(
@@ -155,6 +157,10 @@ def test_scores_come_when_asked_for_and_at_the_end() -> None:
 class Asking(FedAvg):
     """Asks every client for its secret and adds the sum of the answers."""
 
+    @property
+    def questions(self) -> Mapping[str, Asked]:
+        return {"secret": Asked("for the sum", ("n",))}
+
     def aggregate(
         self, updates: Mapping[str, Update], state: State, *, broadcast: Broadcast, rng: Rng
     ) -> Conversation[tuple[Params, State]]:
@@ -183,6 +189,17 @@ def test_a_question_without_answer_fails_the_round_by_name() -> None:
         )
 
     with pytest.raises(RoundFailedError, match="client-1 did not answer 'secret': no answer"):
+        play(make_server(aggregator=Asking(), plan=FederationPlan(rounds=1)), answer)
+
+
+@pytest.mark.parametrize("payload", [{}, {"n": 1, "more": 2}, {"other": 1}, ["n"]])
+def test_an_answer_with_other_fields_fails_the_round_by_name(payload: Any) -> None:
+    def answer(client: str, request: Request) -> Reply:
+        if not isinstance(request, Ask):
+            return good(client, request)
+        return Answered(payload if client == "client-1" else {"n": 1})
+
+    with pytest.raises(RoundFailedError, match="client-1 did not answer 'secret': the answer has other fields"):
         play(make_server(aggregator=Asking(), plan=FederationPlan(rounds=1)), answer)
 
 

@@ -111,9 +111,13 @@ def sent_on_flower(federation: Federation) -> list[Sent]:
     def tapped(asked: Message, reply: Message) -> Message:
         if asked.metadata.message_type != HELLO:
             records = reply.content
-            assert [*records.array_records] == ["leaktight.reply"], "one record, and nothing beside it"
+            assert [*records.array_records] == ["leaktight.reply"], (
+                "one record, and nothing beside it but its signature"
+            )
             assert not records.metric_records
-            assert not records.config_records
+            assert {name: [*record] for name, record in records.config_records.items()} == {
+                "leaktight.proof": ["signature"]
+            }
             client = names[places[asked.metadata.dst_node_id]]
             taken.append(Sent(client, read_request(asked).request, read_reply(reply)))  # type: ignore[arg-type]
         return reply

@@ -4,6 +4,7 @@
 - `guard_mod(guard, network)`: the guard in your ClientApp, which checks the model before you train on it.
 - `record_updates(grid, folder)`: saves the updates that your ServerApp sees, for `leaktight inspect`.
 - `server_app(config)`, `client_app(config)`: a whole scenario of Leaktight as Flower apps.
+- `node_key(state_dir, client)`: the public key of a node, for the operator's list.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from leaktight.config.settings import Config, load_config
 from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError
 from leaktight.core.keys import parse_key
+from leaktight.engines.flower.bounded import bounded
 from leaktight.engines.flower.guarding import guard_mod
+from leaktight.engines.flower.identity import identity_in
+from leaktight.engines.flower.keybook import KeyBook
 from leaktight.engines.flower.mods import defense_mod
 from leaktight.engines.flower.node import NodeSettings
 from leaktight.engines.flower.node import client_app as make_client_app
 from leaktight.engines.flower.recording import record_updates
-from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.engines.flower.server import key_book, make_server_app, play, run_name
 from leaktight.engines.inprocess import OnReports
 from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
@@ -37,7 +41,7 @@ if TYPE_CHECKING:  # Flower itself is first imported by the engine, which switch
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-__all__ = ["client_app", "defense_mod", "guard_mod", "record_updates", "server_app"]
+__all__ = ["client_app", "defense_mod", "guard_mod", "node_key", "record_updates", "server_app"]
 
 LOG = logging.getLogger("leaktight.flower")
 
@@ -47,6 +51,7 @@ def server_app(config: Path | str) -> ServerApp:
 
     Its run config: `folder`, the run's folder on the server; `data-root`; `join-seconds`, how long to wait for all
     nodes at the start (default 120); `record`, a folder for the updates that the server sees (empty: not saved);
+    `nodes`, a TOML file with the key of each client (empty: the first node that takes a name keeps it);
     `from-round`, the first round to train again, counted from 1 (0: go on after the last; see `leaktight.train`).
     """
 
@@ -55,12 +60,15 @@ def server_app(config: Path | str) -> ServerApp:
         options = context.run_config
         settings = _config(Path(config), options)
         federation = _federation(settings)
-        recorded = record_updates(grid, str(options["record"])) if options.get("record") else grid
+        limited = bounded(grid, federation.limits, federation.plan.timeout)
+        recorded = record_updates(limited, str(options["record"])) if options.get("record") else limited
         if not options.get("folder"):
             raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
         with open_run(Path(str(options["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
             federation = federation.keyed(folder.key)
-            engine = partial(_played, recorded, folder.path / "flower", float(options.get("join-seconds", 120)))
+            listed = Path(str(options["nodes"])) if options.get("nodes") else None
+            keys = key_book(folder.path / "flower", listed)
+            engine = partial(_played, recorded, folder.path / "flower", keys, float(options.get("join-seconds", 120)))
             summary = train(
                 federation,
                 folder,
@@ -73,6 +81,11 @@ def server_app(config: Path | str) -> ServerApp:
         LOG.info("done: accuracy %s, model %s", summary.final.accuracy, summary.model_digest)
 
     return make_server_app(main)
+
+
+def node_key(state_dir: Path, client: str) -> str:
+    """The public key by which a server knows a client, of the node with this private folder; made if there is none."""
+    return identity_in(state_dir, client).public.hex()
 
 
 def client_app(config: Path | str) -> ClientApp:
@@ -88,6 +101,7 @@ def client_app(config: Path | str) -> ClientApp:
 def _played(
     grid: Grid,
     folder: Path,
+    keys: KeyBook,
     join_seconds: float,
     federation: Federation,
     state: FederationState | None = None,
@@ -98,7 +112,7 @@ def _played(
 ) -> FederationState:
     """`engines.flower.server.play` as an `Engine`. workers, on_reports: unused, since clients run elsewhere."""
     name = run_name(folder, resumed=state is not None)
-    return play(grid, federation, state, run=name, join_seconds=join_seconds, **watchers)
+    return play(grid, federation, state, run=name, join_seconds=join_seconds, keys=keys, **watchers)
 
 
 def _home(config: str, message: Message, context: Context) -> NodeSettings:
@@ -139,4 +153,5 @@ def _show_log() -> None:
 
 def _log_round(row: Round) -> None:
     failed = "".join(f"; {client} left out: {reason}" for client, reason in row.failures.items())
-    LOG.info("round %s: accuracy %s, %s updates%s", row.round, row.accuracy, row.clients, failed)
+    flagged = "".join(f"; {client} is unusual: {flag}" for client, flag in row.flags.items())
+    LOG.info("round %s: accuracy %s, %s updates%s%s", row.round, row.accuracy, row.clients, failed, flagged)

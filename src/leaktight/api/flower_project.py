@@ -82,7 +82,14 @@ def project() -> dict[str, object]:
                 "app": {
                     "publisher": "leaktight",
                     "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                    "config": {"folder": "", "data-root": "", "join-seconds": 120, "record": "", "from-round": 0},
+                    "config": {
+                        "folder": "",
+                        "data-root": "",
+                        "join-seconds": 120,
+                        "record": "",
+                        "nodes": "",
+                        "from-round": 0,
+                    },
                 }
             }
         },

@@ -43,6 +43,7 @@ app.add_typer(generators, name="generator")
 
 flowers = typer.Typer(no_args_is_help=True, help="Leaktight in a Flower federation.")
 flowers.command("export")(flower.command)
+flowers.command("key")(flower.key)
 app.add_typer(flowers, name="flower")
 
 

@@ -1,4 +1,4 @@
-"""`leaktight flower export`."""
+"""`leaktight flower export` and `leaktight flower key`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import typer
 
 from leaktight.cli import options
 from leaktight.config.tables import read_tables
+from leaktight.core.errors import UsageError
+from leaktight.core.files import slug
 
 
 def command(
@@ -35,3 +37,18 @@ def command(
     say(errors, f"{folder}: a Flower project for {clients} clients; its README.md says how to run it")
     if isinstance(resolved.model.source, UserModel):
         say(errors, f"{resolved.model.source.target} must be importable at the server and at every node")
+
+
+def key(
+    state_dir: Annotated[Path, typer.Argument(metavar="STATE_DIR", help="The node's private folder (`state-dir`).")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client that the node is, such as client-000.")],
+) -> None:
+    """Print the line of a node for the operator's list of keys; makes the node's key if it has none.
+
+    Example: leaktight flower key /var/lib/leaktight client-000 >> nodes.toml
+    """
+    from leaktight.api.flower import node_key
+
+    if client != slug(client):
+        raise UsageError(f"expected the name of a client, such as client-000, got {client!r}")
+    typer.echo(f'{client} = "{node_key(state_dir, client)}"')

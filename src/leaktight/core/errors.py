@@ -70,6 +70,10 @@ class RefusedError(LeaktightError):
     """A client refuses to train on the model that it received."""
 
 
+class UntrustedError(LeaktightError):
+    """A server does not use an answer: it is too large, not signed by its client, or for another request."""
+
+
 class ResultsError(UsageError):
     """A result file that is damaged, not Leaktight's, or of a later version."""
 

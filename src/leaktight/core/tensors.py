@@ -17,7 +17,7 @@ from leaktight.core.types import Params, State
 
 _TENSOR_KEY = "__tensor__"
 _BYTES_KEY = "__bytes__"
-_HEAD = "__state__"
+SKELETON = "__state__"
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -142,13 +142,13 @@ def pack(state: State) -> bytes:
     """
     tensors, skeleton = flatten_state(state)
     head = torch.frombuffer(bytearray(json.dumps(skeleton).encode()), dtype=torch.uint8)
-    return bytes(safetensors.torch.save({_HEAD: head, **_unshared(tensors)}))
+    return bytes(safetensors.torch.save({SKELETON: head, **_unshared(tensors)}))
 
 
 def unpack(packed: bytes) -> State:
     """The inverse of `pack`."""
     tensors = safetensors.torch.load(packed)
-    skeleton = json.loads(tensors.pop(_HEAD).numpy().tobytes())
+    skeleton = json.loads(tensors.pop(SKELETON).numpy().tobytes())
     return unflatten_state(tensors, skeleton)
 
 

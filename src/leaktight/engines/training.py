@@ -129,6 +129,7 @@ def _row(outcome: RoundOutcome, reports: inprocess.Reports, seconds: float) -> R
         bytes_down=outcome.bytes_down,
         clients=len(outcome.updates),
         failures=dict(outcome.failures),
+        flags=dict(outcome.flags),
         learning_rate=outcome.learning_rate,
         train_loss=client.pop("loss", None),
         client=client,

@@ -3,35 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from leaktight.core.types import Broadcast, Params, Update
+from leaktight.core.protocols import Asked
+from leaktight.core.tensors import digest, flatten_state, squared_norm
+from leaktight.core.text import printable
+from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.messages import Evaluated, Failed, Outcome, Trained, why_declined
 from leaktight.fl.plan import Server
 
 LARGEST_VALUE = 1e6
 """An update with a larger number is not used: no training step is that large, and it would outweigh all others."""
+LARGEST_COUNT = 10**9
+"""Of the examples that a client says to have scored."""
+UNUSUAL_NORM = 10.0
+"""An update is flagged if it is longer than this many times the median of its round."""
+LEAST_COMPARED = 3
+"""Updates of a round from which their median says something."""
+REMEMBERED = 1000
+"""Updates of each client that a replay is looked for in."""
+
+Seen = Mapping[str, Sequence[str]]
+"""Hashes of the updates of earlier rounds, by client."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What the server uses of the answers in a round.
+
+    updates: by client. failures: why there is none of the other clients. flags: what is unusual about an update that is
+    used. seen: with the hashes of these updates.
+    """
+
+    updates: Mapping[str, Update]
+    failures: Mapping[str, str]
+    flags: Mapping[str, str]
+    seen: Seen
 
 
 def why_malformed(
-    update: Update, broadcast: Broadcast, kind: str, most_examples: int | None = None, *, sealed: bool = False
+    update: Update,
+    broadcast: Broadcast,
+    kind: str,
+    most_examples: int | None = None,
+    *,
+    sealed: bool = False,
+    figures: Collection[str] | None = None,
 ) -> str | None:
     """Why an update must not be aggregated, or None. Names may be missing, but not unknown.
 
     most_examples: the number of examples of the client, which limits its weight; None: no limit.
-    sealed: whether the update must be encrypted.
+    sealed: whether the update must be encrypted. figures: the names of metrics that may be sent; None: any.
     """
     if update.kind != kind:
-        return f"expected a {kind}, got a {update.kind!s:.40}"
-    if sealed != isinstance(update.sealed, Mapping) or (sealed and update.tensors):
-        return f"expected {'an encrypted' if sealed else 'a plain'} update, got another"
+        return f"expected a {kind}, got a {printable(update.kind, 40)}"
     parts: tuple[Any, Any] = update.tensors, {} if update.buffers is None else update.buffers
     if not all(isinstance(part, Mapping) for part in parts):
         return "expected tensors by name, got something else"
+    if sealed != isinstance(update.sealed, Mapping) or (sealed and len(update.tensors)):
+        return f"expected {'an encrypted' if sealed else 'a plain'} update, got another"
     for tensors, known in zip(parts, (broadcast.params, broadcast.buffers), strict=True):
         for name, tensor in tensors.items():
             reason = _why_not_like(name, tensor, known)
@@ -42,7 +78,7 @@ def why_malformed(
     count, most = update.num_examples, math.inf if most_examples is None else most_examples
     if count is not None and (type(count) is not int or not 0 <= count <= most):
         return f"expected at most {most} examples, got {count!r:.40}"
-    return None if _are_figures(update.metrics) else "expected metrics to be finite numbers by name"
+    return _why_no_figures(update.metrics, figures)
 
 
 def _why_not_like(name: Any, tensor: Any, known: Params) -> str | None:
@@ -64,12 +100,18 @@ def _why_not_like(name: Any, tensor: Any, known: Params) -> str | None:
     return f"{name!r} has a value of {largest:.3g}, beyond {LARGEST_VALUE:.0e}" if largest > LARGEST_VALUE else None
 
 
-def _are_figures(figures: Any) -> bool:
-    """Whether these are finite numbers by name."""
-    return isinstance(figures, Mapping) and all(
-        isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value)
-        for name, value in figures.items()
-    )
+def _why_no_figures(figures: Any, allowed: Collection[str] | None) -> str | None:
+    if not isinstance(figures, Mapping) or not all(
+        isinstance(name, str) and _is_number(value) for name, value in figures.items()
+    ):
+        return "expected metrics to be finite numbers by name"
+    unknown = [] if allowed is None else sorted(set(figures).difference(allowed))
+    return f"expected no metrics but those that are needed, got {printable(unknown[0], 40)!r}" if unknown else None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a finite number that fits into a float."""
+    return type(value) in (float, int) and abs(value) < math.inf and abs(value) <= 1e300
 
 
 def _why_unfit(reply: Trained, broadcast: Broadcast, server: Server, client: str) -> str | None:
@@ -77,26 +119,75 @@ def _why_unfit(reply: Trained, broadcast: Broadcast, server: Server, client: str
     if not isinstance(update, Update):
         return "expected an update, got something else"
     aggregator = server.setup.aggregator
-    return why_malformed(update, broadcast, aggregator.update_kind, server.sizes[client], sealed=aggregator.sealed)
+    try:
+        return why_malformed(
+            update,
+            broadcast,
+            aggregator.update_kind,
+            server.sizes[client],
+            sealed=aggregator.sealed,
+            figures=aggregator.needs,
+        )
+    except Exception as error:  # whatever a client sends, it harms nobody but itself
+        return f"the update cannot be checked ({type(error).__name__})"
 
 
 def accepted(
-    replies: Mapping[str, Outcome], drawn: list[str], broadcast: Broadcast, server: Server
-) -> tuple[dict[str, Trained], dict[str, str]]:
-    """The valid updates by client, and for the other clients the reason why there is none."""
-    trained: dict[str, Trained] = {}
+    replies: Mapping[str, Outcome], drawn: Sequence[str], broadcast: Broadcast, server: Server, seen: Seen | None = None
+) -> Accepted:
+    """The valid updates by client, and for the other clients the reason why there is none. seen: in earlier rounds."""
+    updates: dict[str, Update] = {}
     failures: dict[str, str] = {}
+    before = {} if seen is None else seen
+    known = {each for hashes in before.values() for each in hashes}
+    hashes: dict[str, str | None] = {}
     for client in drawn:
         reply = replies.get(client, Failed("no answer"))
-        if isinstance(reply, Trained):
-            reason = _why_unfit(reply, broadcast, server, client)
-            if reason is None:
-                trained[client] = reply
+        reason = _why_unfit(reply, broadcast, server, client) if isinstance(reply, Trained) else why_declined(reply)
+        if reason is None and isinstance(reply, Trained):
+            hashes[client] = fingerprint(reply.update)
+            if hashes[client] not in known:
+                updates[client] = reply.update
                 continue
-        else:
-            reason = why_declined(reply)
-        failures[client] = reason
-    return trained, failures
+            reason = "the update is, bit for bit, that of an earlier round"
+        failures[client] = printable(reason)
+    flags = _unusual(updates)
+    if server.plan.norm_limit is not None:
+        failures |= _unusual(updates, server.plan.norm_limit)
+        updates = {client: update for client, update in updates.items() if client not in failures}
+    fresh = {client: found for client in updates if (found := hashes[client]) is not None}
+    kept = {client: [*before.get(client, ()), found][-REMEMBERED:] for client, found in fresh.items()}
+    flags = {client: flag for client, flag in flags.items() if client in updates}
+    return Accepted(updates, failures, flags, {**before, **kept})
+
+
+def fingerprint(update: Update) -> str | None:
+    """A hash of what an update changes, or None if it changes nothing: such a one may come again."""
+    tensors, _ = flatten_state({"tensors": update.tensors, "sealed": update.sealed or {}})
+    if not any(bool(tensor.any()) for tensor in tensors.values()):
+        return None
+    return digest(tensors)[:32]
+
+
+def _unusual(updates: Mapping[str, Update], most: float = UNUSUAL_NORM) -> dict[str, str]:
+    """Updates that are longer than `most` times the median of their round, with the reason; encrypted ones are not."""
+    plain = {client: update for client, update in updates.items() if update.sealed is None}
+    if len(plain) < LEAST_COMPARED:
+        return {}
+    norms = {client: float(squared_norm(update.tensors.values())) ** 0.5 for client, update in plain.items()}
+    median = statistics.median(norms.values())
+    return {
+        client: f"its norm, {norm:.3g}, is {norm / median:.3g} times the median of the round's updates"
+        for client, norm in norms.items()
+        if median > 0 and norm > most * median
+    }
+
+
+def why_not_listed(payload: State, asked: Asked | None) -> str | None:
+    """Why the answer to a question must not be used, or None: it has the fields that the method lists, and no more."""
+    if not isinstance(payload, Mapping) or asked is None or set(payload) != set(asked.answer):
+        return "the answer has other fields than those listed for the question"
+    return None
 
 
 def is_score(reply: Outcome) -> TypeGuard[Evaluated]:
@@ -106,7 +197,6 @@ def is_score(reply: Outcome) -> TypeGuard[Evaluated]:
         and type(reply.num_examples) is int
         and type(reply.num_correct) is int
         and 0 <= reply.num_correct <= reply.num_examples
-        and reply.num_examples > 0
-        and isinstance(reply.loss_sum, float | int)
-        and math.isfinite(reply.loss_sum)
+        and 0 < reply.num_examples <= LARGEST_COUNT
+        and _is_number(reply.loss_sum)
     )

@@ -19,6 +19,7 @@ from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Partition
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Agreement, Consent, agreed_rates
+from leaktight.fl.limits import Limits
 from leaktight.fl.local import Trainer
 from leaktight.fl.plan import FederationPlan, Server, Setup
 from leaktight.fl.protocol import ServerState, initial_state
@@ -93,6 +94,12 @@ class Federation:
             scores_on=self.server.scores_on,
             consent=self.consent,
         )
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of what a client may send."""
+        model = self.trainer.model
+        return Limits.of_model(parameters_of(model), buffers_of(model), sealed=self.setup.aggregator.sealed)
 
     def keyed(self, key: bytes) -> Federation:
         """The same federation with this key as the root of all secret random streams."""

@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from leaktight.core.errors import LeaktightError
 from leaktight.core.protocols import Question
 from leaktight.core.tensors import pack, unpack
+from leaktight.core.text import printable
 from leaktight.core.types import Batch, Broadcast, State, Truth, Update, UpdateKind
+from leaktight.fl.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ LEAVES: Mapping[type, Mapping[str, Listed]] = {
 
 
 def why_declined(outcome: Outcome) -> str:
-    """The server's reason for not using an answer."""
+    """The server's reason for not using an answer, as text to show: it may hold a client's words."""
     if isinstance(outcome, Failed):
-        return outcome.reason
+        return printable(outcome.reason)
     if isinstance(outcome, Declined):
         return "the client declined; its own log says why"
     return f"answered with {type(outcome).__name__}"
@@ -149,10 +151,15 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return pack({"message": _to_plain(message)})
 
 
-def decode(data: bytes) -> dict[str, Any]:
-    """The inverse of `encode`; LeaktightError for other or damaged bytes."""
+def decode(data: bytes, limits: Limits | None = None) -> dict[str, Any]:
+    """The inverse of `encode`; LeaktightError for other or damaged bytes. limits: of bytes that somebody else sent."""
     try:
-        message: dict[str, Any] = _from_plain(unpack(data)["message"])
+        if limits is not None:
+            limits.check_bytes(data)
+        plain = unpack(data)["message"]
+        if limits is not None:
+            limits.check_values(plain)
+        message: dict[str, Any] = _from_plain(plain)
     except LeaktightError:
         raise
     except Exception as error:

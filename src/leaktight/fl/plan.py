@@ -79,6 +79,8 @@ class FederationPlan:
         None: no limit.
     keep_checkpoints: how many rounds are kept on disk, the last one included, >= 1: a run can go back to any of them.
         Each takes the size of the model and of the clients' private states; on Flower, at a node, of its replies.
+    norm_limit: an update that is longer than this many times the median of its round, > 1, is not used. From three
+        plain updates on; None: such updates are used, and those beyond ten times the median flagged.
     """
 
     rounds: int = 10
@@ -88,10 +90,13 @@ class FederationPlan:
     evaluate_every: int = 1
     timeout: float | None = None
     keep_checkpoints: int = 3
+    norm_limit: float | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < math.inf:
             raise ValueError(f"expected timeout > 0 seconds, got {self.timeout}")
+        if self.norm_limit is not None and not 1 < self.norm_limit < math.inf:
+            raise ValueError(f"expected norm_limit > 1, got {self.norm_limit}")
         require_at_least(1, rounds=self.rounds, per_round=self.per_round)
         require_at_least(1, min_clients=self.min_clients, evaluate_every=self.evaluate_every)
         require_at_least(1, keep_checkpoints=self.keep_checkpoints)
@@ -134,6 +139,11 @@ class Server:
                 "a gradient update is one local step; set local.steps = 1, or choose an aggregator of model changes"
             )
         self.setup.check_rule()
+        if self.plan.norm_limit is not None and self.setup.aggregator.sealed:
+            raise UsageError(
+                "norm_limit compares the norms of updates, which a server cannot see where they are encrypted; leave "
+                "it out, or choose an aggregator of plain updates"
+            )
         self.setup.check_counted(self.scores_on)
         if self.drawn is None and len(self.sizes) > 1:
             least = self.plan.min_clients or drawn

@@ -22,7 +22,7 @@ from leaktight.core.errors import RoundFailedError
 from leaktight.core.protocols import Conversation
 from leaktight.core.tensors import add, first_non_finite, flatten_state, num_bytes
 from leaktight.core.types import Broadcast, Params, State, Update
-from leaktight.fl.accept import accepted, is_score
+from leaktight.fl.accept import Seen, accepted, is_score, why_not_listed
 from leaktight.fl.messages import (
     Answered,
     Ask,
@@ -34,7 +34,7 @@ from leaktight.fl.messages import (
     Train,
     why_declined,
 )
-from leaktight.fl.plan import Server
+from leaktight.fl.plan import Server, Setup
 
 _SHOWN_FAILURES = 2
 
@@ -44,7 +44,10 @@ Exchange: TypeAlias = Generator[Mapping[str, Request], Mapping[str, Outcome], T]
 
 @dataclass(frozen=True)
 class ServerState:
-    """The server's state between rounds. round: the next one to run. agreed: whether `agree` has run."""
+    """The server's state between rounds. round: the next one to run. agreed: whether `agree` has run.
+
+    seen: hashes of the updates of earlier rounds, by which a replay is recognised.
+    """
 
     params: Params
     buffers: Params
@@ -52,11 +55,15 @@ class ServerState:
     defense: State = field(default_factory=dict)
     round: int = 0
     agreed: bool = False
+    seen: Seen = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """A finished round. change: of the parameters. failures: reasons by client. state: after the round."""
+    """A finished round. change: of the parameters. failures: reasons by client. state: after the round.
+
+    flags: what is unusual about an update that was used, by client.
+    """
 
     broadcast: Broadcast
     updates: Mapping[str, Update]
@@ -65,6 +72,7 @@ class RoundOutcome:
     learning_rate: float
     score: Evaluated | None
     state: ServerState
+    flags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes_down(self) -> int:
@@ -111,8 +119,9 @@ def federate(
     """
     if not state.agreed:
         names = sorted(server.sizes)
-        yield from _converse(server.setup.defense.agree(names), "defense")
-        memory = yield from _converse(server.setup.aggregator.agree(names, state.aggregator), "aggregator")
+        yield from _converse(server.setup.defense.agree(names), server.setup, "defense")
+        conversation = server.setup.aggregator.agree(names, state.aggregator)
+        memory = yield from _converse(conversation, server.setup, "aggregator")
         state = replace(state, aggregator=memory, agreed=True)
     last = server.plan.rounds if until is None else min(until, server.plan.rounds)
     while state.round < last:
@@ -140,18 +149,18 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
         )
         for client in drawn
     }
-    trained, failures = accepted(replies, drawn, broadcast, server)
+    used = accepted(replies, drawn, broadcast, server, state.seen)
+    updates, failures = used.updates, used.failures
     needed = server.plan.min_clients or len(drawn)
-    if len(trained) < needed:
+    if len(updates) < needed:
         first = "; ".join(f"{client}: {reason}" for client, reason in list(failures.items())[:_SHOWN_FAILURES])
         rest = f"; and {len(failures) - _SHOWN_FAILURES} more" if len(failures) > _SHOWN_FAILURES else ""
         raise RoundFailedError(
-            f"round {state.round + 1}: expected {needed} updates, got {len(trained)} of {len(drawn)} ({first}{rest})"
+            f"round {state.round + 1}: expected {needed} updates, got {len(updates)} of {len(drawn)} ({first}{rest})"
         )
-    updates = {client: reply.update for client, reply in trained.items()}
     rng = server.rng.child("round", state.round, "aggregate")
     combined, memory = yield from _converse(
-        aggregator.aggregate(updates, state.aggregator, broadcast=broadcast, rng=rng), "aggregator"
+        aggregator.aggregate(updates, state.aggregator, broadcast=broadcast, rng=rng), server.setup, "aggregator"
     )
     change: Params = {name: tensor for name, tensor in combined.items() if name in state.params}
     change, defense = server.setup.defense.on_aggregate(change, len(updates), state.defense)
@@ -168,8 +177,9 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
         aggregator=memory,
         defense=defense,
         round=state.round + 1,
+        seen=used.seen,
     )
-    return RoundOutcome(broadcast, updates, failures, change, learning_rate, None, following)
+    return RoundOutcome(broadcast, updates, failures, change, learning_rate, None, following, used.flags)
 
 
 def draw_clients(server: Server, round_index: int) -> list[str]:
@@ -194,8 +204,9 @@ def _score(server: Server, state: ServerState, evaluate: Callable[[Params, Param
     return sum(scores[1:], scores[0])
 
 
-def _converse(conversation: Conversation[T], to: Literal["aggregator", "defense"]) -> Exchange[T]:
+def _converse(conversation: Conversation[T], setup: Setup, to: Literal["aggregator", "defense"]) -> Exchange[T]:
     """Send a method's questions to the clients; the round fails if a client does not answer."""
+    listed = setup.aggregator.questions if to == "aggregator" else setup.defense.questions
     try:
         questions = next(conversation)
         while True:
@@ -203,8 +214,11 @@ def _converse(conversation: Conversation[T], to: Literal["aggregator", "defense"
             answers = {}
             for client in sorted(questions):
                 reply = replies.get(client, Failed("no answer"))
+                kind = questions[client].kind
                 if not isinstance(reply, Answered):
-                    kind, reason = questions[client].kind, why_declined(reply)
+                    raise RoundFailedError(f"{client} did not answer {kind!r}: {why_declined(reply)}")
+                reason = why_not_listed(reply.payload, listed.get(kind.partition("/")[0]))
+                if reason is not None:
                     raise RoundFailedError(f"{client} did not answer {kind!r}: {reason}")
                 answers[client] = reply.payload
             questions = conversation.send(answers)

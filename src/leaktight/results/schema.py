@@ -527,6 +527,7 @@ class Summary(Record):
 class Round(Record):
     """One round of training. bytes_up, bytes_down: sent by and to all clients. failures: the reason, by client.
 
+    flags: what was unusual about an update that was used, by client.
     train_loss, client: measured by the clients; a server on Flower does not receive them. Budgets and losses may be
     infinite, written as Infinity.
     """
@@ -539,6 +540,7 @@ class Round(Record):
     bytes_down: int
     clients: int
     failures: dict[str, str] = {}
+    flags: dict[str, str] = {}
     learning_rate: float
     train_loss: float | None = None
     client: dict[str, float] = {}

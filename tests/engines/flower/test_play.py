@@ -24,12 +24,13 @@ from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.engines import inprocess
 from leaktight.engines.flower.carrier import GridCarrier
+from leaktight.engines.flower.identity import new_identity
 from leaktight.engines.flower.messages import read_reply, reply_message
 from leaktight.engines.flower.node import NodeSettings, client_app
 from leaktight.engines.flower.server import play
 from leaktight.fl.aggregators import FedAvg, ServerAdam, ServerMomentum
 from leaktight.fl.federation import Federation, FederationState
-from leaktight.fl.messages import Declined, Trained
+from leaktight.fl.messages import Declined, Failed, Trained
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.fl.robust import Krum, Median, NormBound, TrimmedMean
@@ -37,6 +38,7 @@ from leaktight.fl.robust import Krum, Median, NormBound, TrimmedMean
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # isort: skip
 
 MakeFederation = Callable[..., Federation]
+IDENTITY = new_identity()
 
 
 def whole(state: FederationState) -> str:
@@ -50,19 +52,20 @@ def grid_for(
     reproducible: bool = True,
     change: Change = lambda sent, reply: reply,
 ) -> LocalGrid:
-    app = client_app(lambda message, context: NodeSettings(federation, state_dir, reproducible))
+    app = client_app(lambda message, context: NodeSettings(federation, state_dir, reproducible, IDENTITY))
     return LocalGrid(app, nodes(len(federation.shares)), change)
 
 
 def with_update(change: Callable[[Update], Update], node: int) -> Change:
-    """A node that sends something else than it should."""
+    """A node that sends something else than it should, and signs it."""
 
     def changed(sent: Message, reply: Message) -> Message:
         if sent.metadata.message_type != "train" or sent.metadata.dst_node_id != node:
             return reply
         trained = read_reply(reply)
         assert isinstance(trained, Trained)
-        return reply_message(replace(trained, update=change(trained.update)), sent)
+        name = f"client-{(1000 - node) // 7:03d}"
+        return reply_message(replace(trained, update=change(trained.update)), sent, name, IDENTITY)
 
     return changed
 
@@ -187,7 +190,7 @@ def test_an_answer_that_is_no_message_is_a_failure(make_federation: MakeFederati
 
     play(grid_for(federation, change=garbled), federation, run="a", after_round=lambda each, _: outcomes.append(each))
     assert outcomes[0].failures.keys() == {"client-000"}
-    assert "cannot be read" in outcomes[0].failures["client-000"]
+    assert outcomes[0].failures["client-000"].startswith("the answer ")
 
 
 SECRET = "patient 4711"
@@ -353,4 +356,5 @@ def test_a_request_with_too_little_or_too_much_in_it_is_refused(make_federation:
         for head in heads
     ]
     replies = [read_reply(reply) for reply in grid.send_and_receive(messages)]
-    assert replies == [Declined()] * 4
+    unplaced = Failed("the client's app raised an error; see its log")
+    assert sorted(map(str, replies)) == sorted(map(str, [unplaced] * 3 + [Declined()]))

@@ -16,8 +16,10 @@ from flwr.clientapp import ClientApp
 
 from leaktight.core.errors import UsageError
 from leaktight.core.files import make_private_folder, write_private
+from leaktight.engines.flower.identity import Identity, identity_in, identity_in_context
 from leaktight.engines.flower.memory import Memory, MemoryStore
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
+from leaktight.engines.flower.user_app import refusal
 from leaktight.fl.client import Client
 from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
@@ -34,11 +36,18 @@ class NodeSettings:
 
     reproducible: draw from the federation's key, so that a run can be repeated to the bit; that key then reveals all
     noise. Otherwise every run draws a new key, which never leaves the node.
+    identity: the key with which the node signs; None: that in its folder, or in Flower's context.
     """
 
     federation: Federation
     state_dir: Path | None = None
     reproducible: bool = False
+    identity: Identity | None = None
+
+    def identity_of(self, name: str, context: Context) -> Identity:
+        if self.identity is not None:
+            return self.identity
+        return identity_in_context(context.state) if self.state_dir is None else identity_in(self.state_dir, name)
 
 
 Load = Callable[[Message, Context], NodeSettings]
@@ -63,16 +72,28 @@ def answer(message: Message, context: Context, load: Load) -> Message:
     become_worker()
     folder: Path | None = None
     name = "node"
+    identity: Identity | None = None
     try:
         settings = load(message, context)
         folder = settings.state_dir
         name = client_name(settings.federation, context)
+        identity = settings.identity_of(name, context)
         if message.metadata.message_type == HELLO:
-            return hello_reply(name, message)
-        return reply_message(_reply(message, context, settings, name), message)
+            return hello_reply(name, identity, message)
+        return reply_message(_reply(message, context, settings, name), message, name, identity)
     except Exception:
         _log_error(name, folder)
-        return reply_message(Declined(), message)
+        return declined(message, name, identity)
+
+
+def declined(message: Message, name: str, identity: Identity | None) -> Message:
+    """The answer to a message that the node does not answer; an error of Flower's where even that cannot be signed."""
+    if identity is None or message.metadata.message_type == HELLO:
+        return refusal(message)
+    try:
+        return reply_message(Declined(), message, name, identity)
+    except Exception:
+        return refusal(message)
 
 
 def client_name(federation: Federation, context: Context) -> str:

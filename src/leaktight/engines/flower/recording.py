@@ -17,11 +17,14 @@ from flwr.supercore.run import Run
 from torch import Tensor
 
 from leaktight.core.files import write_private
+from leaktight.core.text import printable
 from leaktight.engines.flower.messages import read_reply, read_request
 from leaktight.engines.flower.user_app import tensors_of, unnamed
 from leaktight.fl.messages import Train, Trained
 
 LOG = logging.getLogger("leaktight.flower")
+
+_MOST_SHOWN = 100
 
 
 def record_updates(grid: Grid, folder: Path | str) -> Grid:
@@ -125,12 +128,16 @@ def _tensors(message: Message, reply: Message) -> tuple[Mapping[str, Tensor], Ma
 
 
 def _plain(content: RecordDict) -> dict[str, dict[str, object]]:
-    """Settings and metrics of a message, without Leaktight's own records."""
+    """Settings and metrics of a message, without Leaktight's own records. Long ones are cut: they may be a client's."""
     records: dict[str, Mapping[str, object]] = {**content.config_records, **content.metric_records}
+    shown = [(key, record) for key, record in records.items() if not key.startswith("leaktight")]
     return {
-        key: {name: value for name, value in record.items() if not isinstance(value, bytes)}
-        for key, record in records.items()
-        if not key.startswith("leaktight")
+        printable(key): {
+            printable(name): value if isinstance(value, int | float) else printable(value)
+            for name, value in list(record.items())[:_MOST_SHOWN]
+            if not isinstance(value, bytes)
+        }
+        for key, record in shown[:_MOST_SHOWN]
     }
 
 

@@ -16,7 +16,7 @@ from flwr.simulation import run_simulation
 
 from leaktight.core.errors import LeaktightError
 from leaktight.engines.flower.node import NodeSettings, client_app, read_reports
-from leaktight.engines.flower.server import make_server_app, play, run_name
+from leaktight.engines.flower.server import key_book, make_server_app, play, run_name
 from leaktight.engines.inprocess import AfterRound, OnReports
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.protocol import RoundOutcome
@@ -61,6 +61,7 @@ def simulate(
                 after_round=finished,
                 after_client=after_client,
                 until=until,
+                keys=key_book(folder),
             )
         )
 
