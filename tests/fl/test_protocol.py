@@ -88,6 +88,8 @@ def test_a_resumed_federation_plays_only_what_is_left() -> None:
         (Trained(Update({"w": torch.tensor([1.0, float("inf")])}, "delta", 1)), "'w' is not finite"),
         (Trained(Update({"w": torch.ones(2)}, "gradient", 1)), "expected a delta, got a gradient"),
         (Trained(Update({}, "delta", 1)), "empty"),
+        (Trained(Update({"w": torch.ones(2)}, "delta", None)), "no number of examples"),
+        (Trained(Update({"w": torch.ones(2)}, "delta", 0)), "no number of examples"),
         (Trained(Update({"w": torch.ones(2)}, "delta", 1, buffers={"m": torch.ones(1)})), "unknown name 'm'"),
     ],
 )

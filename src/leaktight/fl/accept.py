@@ -151,6 +151,9 @@ def accepted(
                 continue
             reason = "the update is, bit for bit, that of an earlier round"
         failures[client] = printable(reason)
+    if "num_examples" in server.setup.aggregator.needs:
+        failures |= _unweighted(updates)
+        updates = {client: update for client, update in updates.items() if client not in failures}
     flags = _unusual(updates)
     if server.plan.norm_limit is not None:
         failures |= _unusual(updates, server.plan.norm_limit)
@@ -167,6 +170,14 @@ def fingerprint(update: Update) -> str | None:
     if not any(bool(tensor.any()) for tensor in tensors.values()):
         return None
     return digest(tensors)[:32]
+
+
+def _unweighted(updates: Mapping[str, Update]) -> dict[str, str]:
+    """Updates without a number of examples, with the reason; none if no client sends one, as then the config is wrong."""
+    without = [client for client, update in updates.items() if not update.num_examples]
+    if len(without) == len(updates):
+        return {}
+    return dict.fromkeys(without, "the update has no number of examples, which its weight needs")
 
 
 def _unusual(updates: Mapping[str, Update], most: float = UNUSUAL_NORM) -> dict[str, str]:
