@@ -173,7 +173,7 @@ def fingerprint(update: Update) -> str | None:
 
 
 def _unweighted(updates: Mapping[str, Update]) -> dict[str, str]:
-    """Updates without a number of examples, with the reason; none if no client sends one, as then the config is wrong."""
+    """Updates without a number of examples, with the reason; none if nobody sends one, as then the config is wrong."""
     without = [client for client, update in updates.items() if not update.num_examples]
     if len(without) == len(updates):
         return {}

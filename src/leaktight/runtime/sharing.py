@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 _LARGE = 1 << 24  # bytes of a ciphertext that is not copied
+_FOR_LOCKS = 1 << 20
+"""Bytes of shared memory that data leave free."""
 
 
 def dumped(value: object, shared: Sequence[object] = ()) -> bytes:
@@ -102,11 +104,22 @@ def _mapped(handle: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 def _shared(tensor: Tensor) -> Tensor | InFile:
     """The tensor, moved to shared memory, or in a file if that is too small."""
+    if not _room(tensor.nbytes):
+        return InFile(tensor)
     try:
         moved: Tensor = tensor.share_memory_()
     except RuntimeError:
         return InFile(tensor)
     return moved
+
+
+def _room(size: int) -> bool:
+    """Whether shared memory has room for so many bytes beside the locks of processes, as far as that is known."""
+    try:
+        state = os.statvfs("/dev/shm")
+    except (OSError, AttributeError):  # another system
+        return True
+    return state.f_bavail * state.f_frsize >= size + _FOR_LOCKS
 
 
 def _apart(value: object) -> Shared:
