@@ -14,6 +14,9 @@ import typer
 from leaktight import __version__
 from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, listing, report, train, verify
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
+from leaktight.core.text import printable
+
+LONGEST_ERROR = 2000
 
 app = typer.Typer(
     name="leaktight",
@@ -58,5 +61,5 @@ def main() -> None:
         print("leaktight: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
     except LeaktightError as error:
-        print(f"leaktight: {error}", file=sys.stderr)  # noqa: T201
+        print(f"leaktight: {printable(error, LONGEST_ERROR)}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, LeakFoundError) else 1)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leaktight.core.files import without_secrets
+from leaktight.core.text import shown
 
 
 def print_json(document: object) -> None:
@@ -24,13 +25,13 @@ def print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(shown, row))
     Console().print(table, highlight=False)
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line of plain text, without markup, colours or line breaks."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print plain text without markup, colours, line breaks of its own or what a terminal would obey."""
+    console.print(shown(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def called() -> str:
