@@ -8,19 +8,28 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.report.made_run import write_run
-
 from bench.faults.hostile.case import Case
 
 GROUP = "result"
-COMMANDS = {"report": ["report"], "verify": ["verify"]}
+COMMANDS = ("report", "verify")
 
 
 def _damaged(file: str, change: Callable[[Path], None], command: str, folder: Path) -> list[str]:
     """An honest run in which one file was changed."""
-    run = write_run(folder / "run")
+    run = honest_run(folder / "run")
     change(run / file)
     return [command, str(run)]
+
+
+def honest_run(folder: Path, rename: Mapping[str, str] | None = None) -> Path:
+    """A small finished run. rename: other names for its methods."""
+    from tests.report.made_run import MadeRun
+
+    made = MadeRun(folder, rename=rename)
+    for trial in range(3):
+        made.add("none", "csdlg", trial, 0.3)
+        made.add("outpost", "csdlg", trial, 0.9)
+    return made.finish()
 
 
 def _content(content: Callable[[], bytes], path: Path) -> None:
@@ -60,12 +69,17 @@ def _card(change: Callable[[Path], None], folder: Path) -> list[str]:
     place = folder / "board" / "diagnostic" / "digits"
     place.mkdir(parents=True)
     change(place / "bad.json")
-    return ["leaderboard", "html", str(folder / "board"), "--out", str(folder / "page.html")]
+    return ["leaderboard", str(folder / "board"), "--out", str(folder / "page.html")]
 
 
 CASES = (
     *(
-        Case(GROUP, f"{command}, summary.json: {name}", partial(_damaged, "summary.json", change, command), "summary.json")
+        Case(
+            GROUP,
+            f"{command}, summary.json: {name}",
+            partial(_damaged, "summary.json", change, command),
+            "summary.json",
+        )
         for command in COMMANDS
         for name, change in (
             *((name, partial(_content, content)) for name, content in CONTENTS.items()),
@@ -77,6 +91,12 @@ CASES = (
         for file in ("environment.json", "config.toml")
         for name, make in SPECIAL.items()
     ),
-    *(Case(GROUP, f"card: {name}", partial(_card, partial(_content, content)), "bad.json") for name, content in CONTENTS.items()),
-    *(Case(GROUP, f"card: {name}", partial(_card, partial(_special, make)), "bad.json") for name, make in SPECIAL.items()),
+    *(
+        Case(GROUP, f"card: {name}", partial(_card, partial(_content, content)), "bad.json")
+        for name, content in CONTENTS.items()
+    ),
+    *(
+        Case(GROUP, f"card: {name}", partial(_card, partial(_special, make)), "bad.json")
+        for name, make in SPECIAL.items()
+    ),
 )

@@ -24,7 +24,16 @@ SECONDS = 20.0
 BYTES = 1.5e9
 """The most memory that it may take beyond that of the program."""
 _DEADLINE = 40.0
-_SLOW = ("api.inspect", "api.audit", "api.train", "cli.audit_display", "cli.inspect_display", "report.html", "data.sources")
+_TO_MAKE = 240.0
+_SLOW = (
+    "api.inspect",
+    "api.audit",
+    "api.train",
+    "cli.audit_display",
+    "cli.inspect_display",
+    "report.html",
+    "data.sources",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Outcome:
             found.append("no answer in time" if self.code == -signal.SIGKILL else f"exit code {self.code}")
         elif self.code and not (case.names in self.last and self.last.startswith("leaktight: ")):
             found.append(f"does not name {case.names}: {self.last[:200]}")
-        elif self.code and not any(sign in self.last for sign in (";", "expected", "should be")):
+        elif self.code and not any(sign in self.last for sign in (";", "expected", "should be", "unable to parse")):
             found.append(f"no remedy: {self.last[:200]}")
         if len(self.last) > 3000:
             found.append(f"a line of {len(self.last)} characters")
@@ -81,7 +90,9 @@ def run(case: Case) -> Outcome:
         folder = Path(place) / "given"
         folder.mkdir()
         command = Path(place) / "command"
-        _forked(lambda: _written(command, case.make(folder)), Path(place) / "made")
+        _, _, failed = _forked(lambda: _written(command, case.make(folder)), Path(place) / "made", _TO_MAKE)
+        if not command.exists():
+            raise RuntimeError(f"{case.id} could not be made: {failed}")
         words = command.read_text().split("\0")
         before = sorted(Path(place).iterdir())
         began = time.monotonic()
@@ -113,12 +124,12 @@ def _command(words: Sequence[str], folder: Path) -> None:
     main()
 
 
-def _forked(work: Callable[[], None], said: Path) -> tuple[int, resource.struct_rusage, str]:
+def _forked(work: Callable[[], None], said: Path, most: float = _DEADLINE) -> tuple[int, resource.struct_rusage, str]:
     """The exit code of `work` in a process of its own, what it used, and what it printed."""
     child = os.fork()
     if child == 0:
         _end(work, said)
-    deadline = time.monotonic() + _DEADLINE
+    deadline = time.monotonic() + most
     while True:
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:

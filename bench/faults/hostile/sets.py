@@ -53,6 +53,7 @@ def _labelled(labels: object, images: object = None, names: bool = False) -> byt
     return buffer.getvalue()
 
 
+WRONG_LABELS = ("a label of 10^15", "labels below 0", "labels past 63 bits")
 ARRAYS: Mapping[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "noise": lambda: bytes(range(256)),
@@ -143,7 +144,7 @@ def _picture(name: str, content: bytes, folder: Path) -> list[str]:
     """Class folders of honest pictures, with one bad file among them."""
     for label in ("a", "b"):
         (folder / "set" / label).mkdir(parents=True)
-        for place in range(16):
+        for place in range(40):
             Image.new("RGB", (8, 8)).save(folder / "set" / label / f"{place}.png")
     (folder / "set" / "a" / name).write_bytes(content)
     return audited("image_folder", folder, path=str(folder / "set"))
@@ -207,13 +208,15 @@ ZIPS: Mapping[str, Callable[[], list[tuple[str, bytes]]]] = {
     "a way out": lambda: [("../../a/1.png", b""), ("b/1.png", b"")],
     "an absolute name": lambda: [("/tmp/a/1.png", b"")],
     "an escape in a name": lambda: [(f"a{ESCAPE}/1.png", b"")],
-    "no members": lambda: [],
+    "no members": list,
 }
 
 
 def _many_members(folder: Path) -> list[str]:
     """A zip with 3 million members of nothing."""
-    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, 0, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    entry = (
+        struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, 0, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    )
     count = 3_000_000
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count % 65536, count % 65536, len(entry) * count, 0, 0)
     with (folder / "bad.zip").open("wb") as file:
@@ -256,13 +259,23 @@ TABLES: Mapping[str, tuple[str, Callable[[], Mapping[str, bytes]]]] = {
 def _matlab(size: int) -> bytes:
     """A MATLAB file with one packed variable of so many bytes."""
     name = b"traindata"
-    body = struct.pack("<IIII", 6, 8, 9, 0) + struct.pack("<IIII", 5, 8, 1, size - 100) + struct.pack("<II", 1, len(name)) + name.ljust(16, b"\0")
+    body = (
+        struct.pack("<IIII", 6, 8, 9, 0)
+        + struct.pack("<IIII", 5, 8, 1, size - 100)
+        + struct.pack("<II", 1, len(name))
+        + name.ljust(16, b"\0")
+    )
     body += struct.pack("<II", 2, size - 100)
     packer = zlib.compressobj(1)
     parts = [packer.compress(struct.pack("<II", 14, size) + body)]
     parts += [packer.compress(bytes(16 * MIB)) for _ in range(size // (16 * MIB))]
     packed = b"".join(parts) + packer.flush()
-    return b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H2s", 0x0100, b"IM") + struct.pack("<II", 15, len(packed)) + packed
+    return (
+        b"MATLAB 5.0 MAT-file".ljust(124)
+        + struct.pack("<H2s", 0x0100, b"IM")
+        + struct.pack("<II", 15, len(packed))
+        + packed
+    )
 
 
 SPECIAL: Mapping[str, Callable[[Path], None]] = {
@@ -285,13 +298,31 @@ def _truth(content: bytes, folder: Path) -> list[str]:
     torch.save({name: each + 1 for name, each in honest().items()}, folder / "after.pt")
     (folder / "bad.npz").write_bytes(content)
     words = ["inspect", "--model", "logistic_regression", "--shape", "1,8,8", "--dry-run"]
-    return [*words, "--before", str(folder / "before.pt"), "--after", str(folder / "after.pt"), "--truth", str(folder / "bad.npz")]
+    return [
+        *words,
+        "--before",
+        str(folder / "before.pt"),
+        "--after",
+        str(folder / "after.pt"),
+        "--truth",
+        str(folder / "bad.npz"),
+    ]
 
 
 CASES = (
     *(Case(GROUP, f"arrays, {name}", partial(_arrays, content), "bad.npz") for name, content in ARRAYS.items()),
-    Case(GROUP, "arrays, 5.7 GB of bytes", partial(_images_bomb, (57_000, 316, 316), "|u1", 57_000 * 316 * 316), "bad.npz"),
-    Case(GROUP, "arrays, 5.7 GB of a wrong kind", partial(_images_bomb, (57_000, 158, 158), "<i4", 57_000 * 158 * 158 * 4), "bad.npz"),
+    Case(
+        GROUP,
+        "arrays, 5.7 GB of bytes",
+        partial(_images_bomb, (57_000, 316, 316), "|u1", 57_000 * 316 * 316),
+        "bad.npz",
+    ),
+    Case(
+        GROUP,
+        "arrays, 5.7 GB of a wrong kind",
+        partial(_images_bomb, (57_000, 158, 158), "<i4", 57_000 * 158 * 158 * 4),
+        "bad.npz",
+    ),
     *(Case(GROUP, f"arrays, {name}", partial(_special_arrays, make), "bad.npz") for name, make in SPECIAL.items()),
     Case(GROUP, "IDX, 2^96 bytes", partial(_idx, (2**32 - 1,) * 3, bytes(64)), "idx3-ubyte"),
     Case(GROUP, "IDX, 4 GB announced", partial(_idx, (2**12, 2**10, 2**10), bytes(64)), "idx3-ubyte"),
@@ -299,11 +330,34 @@ CASES = (
     Case(GROUP, "IDX, cut off", partial(_idx, (4, 8, 8), bytes(100)), "idx3-ubyte"),
     Case(GROUP, "IDX, gzip of 6 GB", _idx_bomb, "idx3-ubyte"),
     *(Case(GROUP, f"IDX, {name}", partial(_special_idx, make), "idx3-ubyte") for name, make in SPECIAL.items()),
-    *(Case(GROUP, f"CIFAR, {name}", lambda folder, content=content: _cifar(content(), folder), "data_batch_1") for name, content in CIFAR.items()),
-    *(Case(GROUP, f"picture, {name}", lambda folder, content=content: _picture("bad.png", content(), folder), "bad.png", (0,) if name in HARMLESS else (2,)) for name, content in PICTURES.items()),
+    *(
+        Case(GROUP, f"CIFAR, {name}", lambda folder, content=content: _cifar(content(), folder), "data_batch_1")
+        for name, content in CIFAR.items()
+    ),
+    *(
+        Case(
+            GROUP,
+            f"picture, {name}",
+            lambda folder, content=content: _picture("bad.png", content(), folder),
+            "bad.png",
+            (0,) if name in HARMLESS else (2,),
+        )
+        for name, content in PICTURES.items()
+    ),
     *(Case(GROUP, f"picture, {name}", partial(_special_picture, make), "bad.png") for name, make in SPECIAL.items()),
     *(Case(GROUP, f"zip, {name}", partial(_zip_set, members), "bad.zip") for name, members in ZIPS.items()),
     Case(GROUP, "zip, 3 million members", _many_members, "bad.zip"),
-    *(Case(GROUP, f"words, {name}", lambda folder, kind=kind, files=files: _table(kind, files(), folder), kind) for name, (kind, files) in TABLES.items()),
-    *(Case(GROUP, f"truth, {name}", lambda folder, content=content: _truth(content(), folder), "truth" if "label" in name else "bad.npz") for name, content in ARRAYS.items()),
+    *(
+        Case(GROUP, f"words, {name}", lambda folder, kind=kind, files=files: _table(kind, files(), folder), kind)
+        for name, (kind, files) in TABLES.items()
+    ),
+    *(
+        Case(
+            GROUP,
+            f"truth, {name}",
+            lambda folder, content=content: _truth(content(), folder),
+            "truth" if name in WRONG_LABELS else "bad.npz",
+        )
+        for name, content in ARRAYS.items()
+    ),
 )

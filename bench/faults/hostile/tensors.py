@@ -104,13 +104,17 @@ def _torch_bomb(folder: Path) -> list[str]:
 def _many_operations(folder: Path) -> list[str]:
     """A zip as torch writes it, with a pickle of 40 million operations."""
     body = b"\x80\x02}" + b"N" * 40_000_000 + b"."
-    return written("bad.pt", zipped([("bad/data.pkl", body), ("bad/version", b"3\n"), ("bad/byteorder", b"little")]), folder)
+    return written(
+        "bad.pt", zipped([("bad/data.pkl", body), ("bad/version", b"3\n"), ("bad/byteorder", b"little")]), folder
+    )
 
 
 def _nested_key(levels: int, folder: Path) -> list[str]:
     """A pickle with a dict whose key is a tuple in a tuple in a tuple ..."""
     body = b"\x80\x02})" + b"\x85" * levels + b"Ns."
-    return written("bad.pt", zipped([("bad/data.pkl", body), ("bad/version", b"3\n"), ("bad/byteorder", b"little")]), folder)
+    return written(
+        "bad.pt", zipped([("bad/data.pkl", body), ("bad/version", b"3\n"), ("bad/byteorder", b"little")]), folder
+    )
 
 
 def _legacy(body: bytes, folder: Path) -> list[str]:
@@ -186,20 +190,65 @@ def _pickled() -> Iterator[tuple[str, Callable[[Path], Sequence[str]]]]:
     yield "40 million operations", _many_operations
     yield "a key nested 100 000 deep", partial(_nested_key, 100_000)
     yield "a key nested 2 million deep", partial(_nested_key, 2_000_000)
-    yield "an expanded tensor of 4 TB", partial(saved, lambda: {**honest(), "classifier.weight": torch.zeros(1).expand(10, 10**11)})
-    yield "an expanded tensor that overflows", partial(saved, lambda: {"classifier.weight": torch.zeros(1).expand(2**31, 2**31)})
-    yield "a sparse tensor of 4 TB", partial(saved, lambda: {"classifier.weight": torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (10**6, 10**6))})
-    yield "a tensor without memory", partial(saved, lambda: {"classifier.weight": torch.empty(10, 64, device="meta"), "classifier.bias": torch.ones(10)})
-    yield "complex numbers", partial(saved, lambda: {**honest(), "classifier.weight": torch.zeros(10, 64, dtype=torch.complex64)})
-    yield "float8", partial(saved, lambda: {**honest(), "classifier.weight": torch.zeros(10, 64).to(torch.float8_e4m3fn)})
-    yield "quantised", partial(saved, lambda: {**honest(), "classifier.weight": torch.quantize_per_tensor(torch.zeros(10, 64), 0.1, 0, torch.qint8)})
+    yield (
+        "an expanded tensor of 4 TB",
+        partial(saved, lambda: {**honest(), "classifier.weight": torch.zeros(1).expand(10, 10**11)}),
+    )
+    yield (
+        "an expanded tensor that overflows",
+        partial(saved, lambda: {"classifier.weight": torch.zeros(1).expand(2**31, 2**31)}),
+    )
+    yield (
+        "a sparse tensor of 4 TB",
+        partial(
+            saved,
+            lambda: {
+                "classifier.weight": torch.sparse_coo_tensor(
+                    torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (10**6, 10**6)
+                )
+            },
+        ),
+    )
+    yield (
+        "a tensor without memory",
+        partial(
+            saved, lambda: {"classifier.weight": torch.empty(10, 64, device="meta"), "classifier.bias": torch.ones(10)}
+        ),
+    )
+    yield (
+        "complex numbers",
+        partial(saved, lambda: {**honest(), "classifier.weight": torch.zeros(10, 64, dtype=torch.complex64)}),
+    )
+    yield (
+        "float8",
+        partial(saved, lambda: {**honest(), "classifier.weight": torch.zeros(10, 64).to(torch.float8_e4m3fn)}),
+    )
+    yield (
+        "quantised",
+        partial(
+            saved,
+            lambda: {
+                **honest(),
+                "classifier.weight": torch.quantize_per_tensor(torch.zeros(10, 64), 0.1, 0, torch.qint8),
+            },
+        ),
+    )
     yield "an escape in a name", partial(saved, lambda: _named(f"evil{ESCAPE}"))
     yield "a forged line in a name", partial(saved, lambda: _named("evil\nleaktight: all is well"))
     yield "a name of 5 MB", partial(saved, lambda: _named("n" * 5_000_000))
-    yield "names that are not text", partial(saved, lambda: {1: torch.zeros(1), (2, 3): torch.zeros(1), None: torch.zeros(1)})
-    yield "200 000 tensors", partial(saved, lambda: collections.OrderedDict((f"n{place}", torch.zeros(0)) for place in range(200_000)))
-    yield "no tensors", partial(saved, lambda: {})
-    yield "tensors of no elements", partial(saved, lambda: {"classifier.weight": torch.zeros(0, 64), "classifier.bias": torch.zeros(0)})
+    yield (
+        "names that are not text",
+        partial(saved, lambda: {1: torch.zeros(1), (2, 3): torch.zeros(1), None: torch.zeros(1)}),
+    )
+    yield (
+        "200 000 tensors",
+        partial(saved, lambda: collections.OrderedDict((f"n{place}", torch.zeros(0)) for place in range(200_000))),
+    )
+    yield "no tensors", partial(saved, dict)
+    yield (
+        "tensors of no elements",
+        partial(saved, lambda: {"classifier.weight": torch.zeros(0, 64), "classifier.bias": torch.zeros(0)}),
+    )
     yield "NaN everywhere", partial(saved, lambda: {name: tensor * float("nan") for name, tensor in honest().items()})
     yield "legacy: huge storage", lambda folder: _legacy(_legacy_storage(2**45), folder)
     yield "legacy: 40 million operations", lambda folder: _legacy(b"\x80\x02}" + b"N" * 40_000_000 + b".", folder)
@@ -239,14 +288,20 @@ def _others() -> Iterator[tuple[str, str, Callable[[Path], Sequence[str]]]]:
         "an overflowing shape": lambda: safetensors_header({"a": {**tensor, "shape": [2**62, 2**62]}}, bytes(8)),
         "a negative shape": lambda: safetensors_header({"a": {**tensor, "shape": [-2]}}, bytes(8)),
         "offsets past the end": lambda: safetensors_header({"a": {**tensor, "data_offsets": [0, 2**50]}}, bytes(8)),
-        "the same name twice": lambda: safetensors_header(b'{"a":%b,"a":%b}' % ((json.dumps(tensor).encode(),) * 2), bytes(8)),
-        "float8": lambda: safetensors_header({"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}, bytes(8)),
+        "the same name twice": lambda: safetensors_header(
+            b'{"a":%b,"a":%b}' % ((json.dumps(tensor).encode(),) * 2), bytes(8)
+        ),
+        "float8": lambda: safetensors_header(
+            {"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}, bytes(8)
+        ),
         "an escape in a name": lambda: safetensors_header({f"a{ESCAPE}": tensor}, bytes(8)),
         "a name of 20 MB": lambda: safetensors_header({"a" * 20_000_000: tensor}, bytes(8)),
         "400 000 names": lambda: safetensors_header(
             {f"n{place}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for place in range(400_000)}
         ),
-        "metadata of 60 MB": lambda: safetensors_header({"__metadata__": {"a": "b" * 60_000_000}, "a": tensor}, bytes(8)),
+        "metadata of 60 MB": lambda: safetensors_header(
+            {"__metadata__": {"a": "b" * 60_000_000}, "a": tensor}, bytes(8)
+        ),
     }
     for name, content in heads.items():
         yield "bad.safetensors", name, partial(made, "bad.safetensors", content)
@@ -265,7 +320,9 @@ def _others() -> Iterator[tuple[str, str, Callable[[Path], Sequence[str]]]]:
         "text instead of numbers": lambda: zipped([("a.npy", npy((1,), "<U4", bytes(16)))]),
         "an element of 2 GB": lambda: zipped([("a.npy", npy((1,), "|V2147483647", bytes(16)))]),
         "dates": lambda: zipped([("a.npy", npy((2,), "<M8[s]", bytes(16)))]),
-        "records": lambda: zipped([("a.npy", npy((1,), data=bytes(8)).replace(b"'<f4'", b"[('x','<f4'),('y','<f4')]"))]),
+        "records": lambda: zipped(
+            [("a.npy", npy((1,), data=bytes(8)).replace(b"'<f4'", b"[('x','<f4'),('y','<f4')]"))]
+        ),
         "complex numbers": lambda: zipped([("a.npy", npy((2,), "<c8", bytes(16)))]),
         "long doubles": lambda: zipped([("a.npy", npy((2,), "<f16", bytes(32)))]),
         "an escape in a name": lambda: zipped([(f"a{ESCAPE}.npy", npy((2,), data=bytes(8)))]),
@@ -293,7 +350,9 @@ def _others() -> Iterator[tuple[str, str, Callable[[Path], Sequence[str]]]]:
 _START = {
     "bad.pt": b"\x80\x02",
     "bad.npz": b"PK\x03\x04",
-    "bad.safetensors": safetensors_header({"a": {"dtype": "U8", "shape": [2**40 - 96], "data_offsets": [0, 2**40 - 96]}}),
+    "bad.safetensors": safetensors_header(
+        {"a": {"dtype": "U8", "shape": [2**40 - 96], "data_offsets": [0, 2**40 - 96]}}
+    ),
 }
 
 

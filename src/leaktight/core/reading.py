@@ -26,7 +26,7 @@ MOST_RATIO = 50
 MOST_PARTS = 32
 """The most parts of a dotted key."""
 _MOST_DEPTH = 64
-_DOTTED = re.compile(rf"""(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}""")
+_DOTTED = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}""")
 _ZIP_END, _ZIP64_PLACE, _ZIP64_END = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
 _ZIP_TAIL = 2**16 + 22 + 20
 
@@ -42,12 +42,13 @@ def opened(path: Path, most: int, error: type[UsageError] = UsageError) -> Itera
         # Opening a pipe without O_NONBLOCK waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as fault:
-        raise error(f"cannot read {path}: {_reason(fault)}; check the path") from fault
+        raise error(f"cannot read {path}: expected a readable file, got {_reason(fault)}; check the path") from fault
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+        raise error(f"cannot read {path}: expected a regular file, got {what}; save the content as a file")
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
-            raise error(f"cannot read {path}: expected a regular file, got {what}; save the content as a file")
         if found.st_size > most:
             raise error(f"{path}: expected at most {size_words(most)}, got {size_words(found.st_size)}; check the file")
         yield file

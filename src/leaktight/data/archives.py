@@ -159,9 +159,7 @@ def _plain(archive: Path, name: str) -> PurePosixPath:
 
 
 def _distrusted(archive: Path, what: str) -> DataError:
-    return DataError(
-        f"{archive}: expected plain files inside the archive's own folder, got {what}; do not trust this file"
-    )
+    return DataError(f"{archive}: expected files inside the archive's own folder, got {what}; do not trust this file")
 
 
 @contextmanager
