@@ -7,6 +7,7 @@ import io
 import tempfile
 import unicodedata
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bench.faults.count import Count
@@ -49,7 +50,7 @@ def counts() -> Iterator[Count]:
 
 def _count(fault: str, wanted: str, cases: tuple[Case, ...] | list[Case]) -> Count:
     found: list[tuple[Case, Outcome]] = [(case, run(case)) for case in cases]
-    wrong = [f"{case.name}: {fault[0]}" for case, outcome in found if (fault := outcome.faults(case))]
+    wrong = [f"{case.name}: {faults[0]}" for case, outcome in found if (faults := outcome.faults(case))]
     seconds = max(outcome.seconds for _, outcome in found)
     peak = max(outcome.peak for _, outcome in found)
     note = "; ".join([f"at most {seconds:.1f} s and {peak / 1e6:.0f} MB", *wrong])
@@ -62,11 +63,15 @@ def _cells() -> Count:
     for cell in CELLS:
         with tempfile.TemporaryDirectory() as place:
             folder = honest_run(Path(place) / "run", {"outpost": cell})
-            outcome = run(Case("cell", repr(cell), lambda _, folder=folder: ["report", str(folder), "--format", "csv"]))
+            outcome = run(Case("cell", repr(cell), partial(_report, folder)))
             kept.append(outcome.code == 0 and harmless(outcome.said))
     return Count(
         "CSV cell", "no cell starts a formula, breaks a line or holds control characters", len(CELLS), sum(kept)
     )
+
+
+def _report(folder: Path, _place: Path) -> list[str]:
+    return ["report", str(folder), "--format", "csv"]
 
 
 def harmless(text: str) -> bool:

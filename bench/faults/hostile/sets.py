@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+from numpy._core import multiarray
 from PIL import Image
 
 from bench.faults.hostile.case import Case
@@ -46,7 +48,7 @@ def _images_bomb(shape: tuple[int, ...], descr: str, size: int, folder: Path) ->
     return audited("arrays", folder, path=str(path))
 
 
-def _labelled(labels: object, images: object = None, names: bool = False) -> bytes:
+def _labelled(labels: npt.ArrayLike, images: npt.ArrayLike | None = None) -> bytes:
     buffer = io.BytesIO()
     pictures = np.zeros((4, 8, 8), np.uint8) if images is None else images
     np.savez(buffer, images=pictures, labels=np.array(labels))
@@ -109,9 +111,9 @@ def _special_idx(make: Callable[[Path], None], folder: Path) -> list[str]:
     return words
 
 
-def _cifar(content: bytes, folder: Path) -> list[str]:
+def _cifar(content: Callable[[], bytes], folder: Path) -> list[str]:
     (folder / "cifar-10-batches-py").mkdir()
-    (folder / "cifar-10-batches-py" / "data_batch_1").write_bytes(content)
+    (folder / "cifar-10-batches-py" / "data_batch_1").write_bytes(content())
     return audited("cifar10", folder)
 
 
@@ -120,7 +122,7 @@ def _reconstructed(shape: tuple[int, ...], code: str = "b") -> bytes:
 
     class Asked:
         def __reduce__(self) -> tuple[object, ...]:
-            return np.core.multiarray._reconstruct, (np.ndarray, shape, code)
+            return multiarray._reconstruct, (np.ndarray, shape, code)
 
     return pickle.dumps({"data": Asked(), "labels": [0]}, 4)
 
@@ -140,18 +142,18 @@ CIFAR: Mapping[str, Callable[[], bytes]] = {
 }
 
 
-def _picture(name: str, content: bytes, folder: Path) -> list[str]:
+def _picture(name: str, content: Callable[[], bytes], folder: Path) -> list[str]:
     """Class folders of honest pictures, with one bad file among them."""
     for label in ("a", "b"):
         (folder / "set" / label).mkdir(parents=True)
         for place in range(40):
             Image.new("RGB", (8, 8)).save(folder / "set" / label / f"{place}.png")
-    (folder / "set" / "a" / name).write_bytes(content)
+    (folder / "set" / "a" / name).write_bytes(content())
     return audited("image_folder", folder, path=str(folder / "set"))
 
 
 def _special_picture(make: Callable[[Path], None], folder: Path) -> list[str]:
-    words = _picture("bad.png", b"", folder)
+    words = _picture("bad.png", bytes, folder)
     (folder / "set" / "a" / "bad.png").unlink()
     make(folder / "set" / "a" / "bad.png")
     return words
@@ -225,8 +227,8 @@ def _many_members(folder: Path) -> list[str]:
     return audited("image_folder", folder, path=str(folder / "bad.zip"))
 
 
-def _table(kind: str, files: Mapping[str, bytes], folder: Path) -> list[str]:
-    for name, content in files.items():
+def _table(kind: str, files: Callable[[], Mapping[str, bytes]], folder: Path) -> list[str]:
+    for name, content in files().items():
         (folder / kind).mkdir(exist_ok=True)
         (folder / kind / name).write_bytes(content)
     return audited(kind, folder)
@@ -289,14 +291,14 @@ def _special_arrays(make: Callable[[Path], None], folder: Path) -> list[str]:
     return audited("arrays", folder, path=str(folder / "bad.npz"))
 
 
-def _truth(content: bytes, folder: Path) -> list[str]:
+def _truth(content: Callable[[], bytes], folder: Path) -> list[str]:
     import torch
 
     from bench.faults.hostile.tensors import honest
 
     torch.save(honest(), folder / "before.pt")
     torch.save({name: each + 1 for name, each in honest().items()}, folder / "after.pt")
-    (folder / "bad.npz").write_bytes(content)
+    (folder / "bad.npz").write_bytes(content())
     words = ["inspect", "--model", "logistic_regression", "--shape", "1,8,8", "--dry-run"]
     return [
         *words,
@@ -330,15 +332,12 @@ CASES = (
     Case(GROUP, "IDX, cut off", partial(_idx, (4, 8, 8), bytes(100)), "idx3-ubyte"),
     Case(GROUP, "IDX, gzip of 6 GB", _idx_bomb, "idx3-ubyte"),
     *(Case(GROUP, f"IDX, {name}", partial(_special_idx, make), "idx3-ubyte") for name, make in SPECIAL.items()),
-    *(
-        Case(GROUP, f"CIFAR, {name}", lambda folder, content=content: _cifar(content(), folder), "data_batch_1")
-        for name, content in CIFAR.items()
-    ),
+    *(Case(GROUP, f"CIFAR, {name}", partial(_cifar, content), "data_batch_1") for name, content in CIFAR.items()),
     *(
         Case(
             GROUP,
             f"picture, {name}",
-            lambda folder, content=content: _picture("bad.png", content(), folder),
+            partial(_picture, "bad.png", content),
             "bad.png",
             (0,) if name in HARMLESS else (2,),
         )
@@ -347,15 +346,12 @@ CASES = (
     *(Case(GROUP, f"picture, {name}", partial(_special_picture, make), "bad.png") for name, make in SPECIAL.items()),
     *(Case(GROUP, f"zip, {name}", partial(_zip_set, members), "bad.zip") for name, members in ZIPS.items()),
     Case(GROUP, "zip, 3 million members", _many_members, "bad.zip"),
-    *(
-        Case(GROUP, f"words, {name}", lambda folder, kind=kind, files=files: _table(kind, files(), folder), kind)
-        for name, (kind, files) in TABLES.items()
-    ),
+    *(Case(GROUP, f"words, {name}", partial(_table, kind, files), kind) for name, (kind, files) in TABLES.items()),
     *(
         Case(
             GROUP,
             f"truth, {name}",
-            lambda folder, content=content: _truth(content(), folder),
+            partial(_truth, content),
             "truth" if name in WRONG_LABELS else "bad.npz",
         )
         for name, content in ARRAYS.items()

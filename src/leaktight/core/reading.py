@@ -10,6 +10,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +37,7 @@ class NotTomlError(UsageError):
 
 
 @contextmanager
-def opened(path: Path, most: int, error: type[UsageError] = UsageError) -> Iterator[IO[bytes]]:
+def opened(path: Path, most: int, error: type[UsageError] = UsageError) -> Iterator[BufferedReader]:
     """Open a regular file of at most `most` bytes. A pipe, a device or a larger file raises `error`, at once."""
     try:
         # Opening a pipe without O_NONBLOCK waits for a writer.

@@ -15,7 +15,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,7 +31,7 @@ _MOST_PARTS = 32
 _MOST_READ = 2**14
 """The most bytes that `tarfile` may ask for at once: it asks for a whole header, whose size is what the file says."""
 _CHUNK = 2**20
-_PACKED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+_PACKED: Mapping[bytes, Callable[[IO[bytes]], object]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 _ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError),
     *(ValueError, NotImplementedError, RuntimeError, OverflowError, UnicodeError),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
 
 
 def _unpacked(stored: IO[bytes], path: Path) -> AbstractContextManager[IO[bytes]]:
-    return gzip.GzipFile(fileobj=stored) if path.suffix == ".gz" else nullcontext(stored)
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=stored)) if path.suffix == ".gz" else nullcontext(stored)
 
 
 def _find(name: str, folders: Sequence[Path], files: Sequence[str]) -> Path:

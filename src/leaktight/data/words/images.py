@@ -187,7 +187,7 @@ def table_lists(tree: Tree, table: str) -> WordLists:
         file = str(base / row[0])
         if file not in present:
             raise DataError(
-                f"{tree.where(table)}, line {number}: expected the file {printable(file)}, got none; fetch it again"
+                f"{tree.where(table)}, line {number}: expected the file {printable(file)}, found nothing; fetch it"
             )
         items.append(WordImage(file, row[1]))
     parts = {
