@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.core.keys import KEY_BYTES
 from leaktight.core.protocols import Attack, Progress
+from leaktight.core.reading import parse_toml
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.inspections.files import read_tensors
@@ -201,7 +201,7 @@ class Scene:
 
 def _config(source: Source) -> Config:
     """The config of a run, with no other attacks than controls, so that no code of others is looked up."""
-    tables = tomllib.loads(source.config)
+    tables = parse_toml(source.config, "the config of a card", UsageError)
     attacks = as_list(tables.get("attack", []))
     tables["attack"] = [each for each in attacks if isinstance(each, Mapping) and each.get("kind") in CONTROLS]
     tables.pop("production", None)

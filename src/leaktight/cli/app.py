@@ -19,6 +19,9 @@ from leaktight import __version__
 from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, listing, report, train, verify
 from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
 from leaktight.core.faults import fault_of
+from leaktight.core.text import printable
+
+LONGEST_ERROR = 2000
 
 app = typer.Typer(
     name="leaktight",
@@ -92,5 +95,5 @@ def _stopped_by(*names: str) -> Iterator[None]:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    print(f"leaktight: {message}", file=sys.stderr)  # noqa: T201
+    print(f"leaktight: {printable(message, LONGEST_ERROR)}", file=sys.stderr)  # noqa: T201
     sys.exit(code)

@@ -16,6 +16,7 @@ from rich.text import Text
 from leaktight.core.errors import StoppedError
 from leaktight.core.faults import fault_of
 from leaktight.core.files import without_secrets
+from leaktight.core.text import shown
 
 
 def print_json(document: object) -> None:
@@ -27,7 +28,7 @@ def print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(shown(cell)) for cell in row))
     Console().print(table, highlight=False)
 
 
@@ -37,8 +38,8 @@ def print_text(text: str) -> None:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line of plain text, without markup, colours or line breaks."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print plain text without markup, colours, line breaks of its own or what a terminal would obey."""
+    console.print(shown(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def called() -> str:

@@ -21,6 +21,7 @@ from leaktight.config.toml import build, checked, choose_all, kind_of, settings_
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest
+from leaktight.core.text import printable
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
 from leaktight.data.dataset import data_root
@@ -156,7 +157,10 @@ def _local(table: object, count: int, kind: ChangeKind) -> LocalTraining | None:
 def _check_truth_labels(truth: TrueExamples | None, captured: Captured) -> None:
     labels = None if truth is None else truth.labels
     if labels is not None and not bool(((labels >= 0) & (labels < captured.seen.num_classes)).all()):
-        raise UsageError(f"expected true labels from 0 to {captured.seen.num_classes - 1}, got {labels.tolist()}")
+        got = printable(labels.tolist(), 100)
+        raise UsageError(
+            f"expected true labels from 0 to {captured.seen.num_classes - 1}, got {got}; correct the labels of --truth"
+        )
 
 
 def _assumed(request: CaptureRequest, count: int | None, captured: Captured) -> list[str]:

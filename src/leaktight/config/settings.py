@@ -22,6 +22,7 @@ from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.keys import parse_key
 from leaktight.core.own import is_own
 from leaktight.core.protocols import Aggregator, Attack, Defense
+from leaktight.core.reading import read_limited
 from leaktight.core.threat import ThreatModel
 from leaktight.core.threat_presets import PRESETS
 from leaktight.core.training import LocalTraining
@@ -33,6 +34,8 @@ from leaktight.fl.plan import FederationPlan
 from leaktight.guard import BroadcastGuard
 from leaktight.models.source import ModelSource
 from leaktight.models.user import GivenModel, UserModel
+
+_MOST_KEY = 4096
 
 
 @dataclass(frozen=True)
@@ -178,14 +181,18 @@ def _weights_of(source: ModelSource) -> Table:
     return {"init": "given"} if isinstance(source, GivenModel) else {}
 
 
+def _key_file(path: Path) -> str:
+    return read_limited(path, _MOST_KEY, ConfigError).decode("ascii", "replace").strip()
+
+
 def _key(text: object, where: str) -> bytes:
     """A key from its digits or from the file @FILE. Errors never contain it."""
     if not isinstance(text, str):
         raise ConfigError(f"{where}: secret_seed: expected text, 64 hexadecimal digits or @FILE, got another type")
     try:
-        return parse_key(Path(text[1:]).read_text().strip() if text.startswith("@") else text)
-    except OSError as error:
-        raise ConfigError(f"{where}: secret_seed: cannot read {text[1:]}: {error.strerror}") from error
+        return parse_key(_key_file(Path(text[1:])) if text.startswith("@") else text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: secret_seed: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: secret_seed: {error}; copy it from secret.key of the run to replay") from error
 

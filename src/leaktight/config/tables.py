@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 from leaktight.config.fields import check_tables
 from leaktight.core.errors import ConfigError, suggestion
+from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
+from leaktight.core.text import printable
 
 Table: TypeAlias = Mapping[str, object]
 """Settings by name: plain values, tables, lists of them, or objects of a Python caller."""
@@ -230,12 +232,7 @@ def as_list(value: object) -> list[object]:
 
 
 def _read(path: Path) -> Table:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; name a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    return read_toml(path, ConfigError)
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:
@@ -271,10 +268,14 @@ def _parse_override(text: str) -> Table:
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"expected --set table.key=value, got {text!r}")
-    parsed: object = value
-    with suppress(tomllib.TOMLDecodeError):
-        parsed = tomllib.loads(f"value = {value}")["value"]
     first, *keys = path.strip().split(".")
+    if len(text) > MOST_TEXT or len(keys) >= MOST_PARTS or not text.isprintable():
+        raise ConfigError(
+            f"expected --set table.key=value in one printable line, got {printable(text, 60)!r}; shorten it"
+        )
+    parsed: object = value
+    with suppress(NotTomlError):
+        parsed = parse_toml(f"value = {value}", f"--set {printable(path)}", NotTomlError)["value"]
     for key in reversed(keys):
         parsed = {key: parsed}
     return {first: parsed}

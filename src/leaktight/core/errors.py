@@ -86,6 +86,10 @@ class CheckpointError(MachineError):
     """A checkpoint that is damaged or missing, or that belongs to another run."""
 
 
+_LONGEST = 80
+"""The most letters of a name that are compared; the time grows with their square."""
+
+
 def suggestion(name: str, valid: Iterable[str]) -> str:
     """A hint with the closest valid name (first one of the same letters), or with all if none is close.
 
@@ -96,7 +100,7 @@ def suggestion(name: str, valid: Iterable[str]) -> str:
     >>> suggestion("zzz", ["b", "a"])
     'choose from: a, b'
     """
-    names = sorted(valid)
+    names, name = sorted(valid), name[:_LONGEST]
     swapped = [each for each in names if sorted(each) == sorted(name)]
     close = swapped or difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(names)}"

@@ -5,6 +5,15 @@ from __future__ import annotations
 LONGEST = 300
 
 
+def shown(text: str) -> str:
+    """Text of any length without control or formatting characters, which become "?"; its lines are kept.
+
+    >>> shown("a\\x1b[2J\\nb")
+    'a?[2J\\nb'
+    """
+    return text if text.isprintable() else "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+
 def printable(text: object, most: int = LONGEST) -> str:
     """One line of at most `most` characters without control or formatting characters, which become "?".
 

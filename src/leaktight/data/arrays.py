@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,37 +11,62 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.tensor_files import ERRORS, Head
+from leaktight.core.tensor_files import read_npz as read_arrays
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import user_path
-from leaktight.data.images import convert_channels, from_array, resize_images
+from leaktight.data.images import check_images, convert_channels, from_array, resize_images
 from leaktight.data.settings import SplitSettings, check_channels, check_minimum
 
+MOST_CLASSES = 100_000
 
-def read_npz(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz file. Arrays of objects are refused, because they are pickles."""
+
+def read_npz(
+    path: Path, keys: Sequence[str], *, images: str = "", integers: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """The named arrays of an .npz file. Arrays of objects are refused, because they are pickles.
+
+    images, integers: the keys of images and of an integer for each of them, whose kinds and shapes are checked before
+    the first array is read.
+    """
+
+    def check(heads: Mapping[str, Head]) -> None:
+        if images:
+            check_images(heads[images].shape, heads[images].dtype, f"{path} [{images}]")
+        for key in integers:
+            _check_integers(heads[key], path, key, heads[images].shape[0])
+
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(f"{path}: expected an .npz of several arrays, got a single array; save it with np.savez")
-        with archive:
-            absent = [key for key in keys if key not in archive]
-            if absent:
-                raise DataError(
-                    f"{path}: expected the array {absent[0]!r}, got {', '.join(archive.files)}; "
-                    "name the keys in the settings"
-                )
-            return {key: archive[key] for key in keys}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+        return read_arrays(path, keys, check=check, kinds="biufSU")
+    except KeyError as error:
+        raise DataError(f"{path}: {error.args[0]}; name the keys in the settings") from None
+    except ERRORS as error:
         raise DataError(f"{path}: expected a readable .npz without objects, got {error}; save it again") from None
 
 
-def _integers(array: np.ndarray, path: Path, key: str, count: int) -> Tensor:
-    if array.dtype.kind not in "iu" or array.shape != (count,):
+def _check_integers(head: Head, path: Path, key: str, count: int) -> None:
+    if head.dtype.kind not in "iu" or head.shape != (count,):
         raise DataError(
-            f"{path}: expected {key} to be {count} integers, one per image, got {array.dtype} of shape {array.shape}"
+            f"{path}: expected {key} to be {count} integers, one per image, got {head.dtype} of shape {head.shape}; "
+            "name the right array"
         )
+
+
+def _integers(array: np.ndarray, path: Path, key: str) -> Tensor:
+    if len(array) and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{path}: expected {key} within 63 bits, got {array.max()}; correct them")
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _check_labels(targets: Tensor, path: Path, key: str, first: int) -> None:
+    low, high = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    if low < 0 or high >= MOST_CLASSES or len(targets) < 2:
+        got = f"{low + first} to {high + first}" if len(targets) > 1 else f"{len(targets)} of them"
+        raise DataError(
+            f"{path}: expected {key} of 2 or more images from {first} to {first + MOST_CLASSES - 1}, got {got}; "
+            "set first_label, or number the classes from 0"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +86,12 @@ class ArraySettings(SplitSettings):
     ) -> tuple[Examples, Tensor | None]:
         """The examples of a file and, if `group_key` is given, the group of each (N,)."""
         keys = [images_key, labels_key] + ([group_key] if group_key else [])
-        arrays = read_npz(path, keys)
+        arrays = read_npz(path, keys, images=images_key, integers=keys[1:])
         images = from_array(arrays[images_key], f"{path} [{images_key}]")
         images = resize_images(convert_channels(images, self.channels), self.size)
-        targets = _integers(arrays[labels_key], path, labels_key, len(images)) - first_label
-        groups = _integers(arrays[group_key], path, group_key, len(images)) if group_key else None
+        targets = _integers(arrays[labels_key], path, labels_key) - first_label
+        _check_labels(targets, path, labels_key, first_label)
+        groups = _integers(arrays[group_key], path, group_key) if group_key else None
         return Examples(images, targets), groups
 
     def split_grouped(

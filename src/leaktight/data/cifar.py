@@ -15,10 +15,13 @@ from numpy._core import multiarray
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.pickles import check_pickles
+from leaktight.core.reading import MOST_TEXT, read_limited
+from leaktight.core.text import printable
 from leaktight.core.types import Examples
 from leaktight.data.arrays import read_npz
 from leaktight.data.dataset import Dataset
-from leaktight.data.files import first_existing, missing
+from leaktight.data.files import MAX_MEMBER_BYTES, first_existing, missing
 from leaktight.data.images import from_array
 from leaktight.data.settings import Part, PartSettings
 
@@ -32,11 +35,19 @@ _COARSE_CLASSES = (
     *("vehicles_1", "vehicles_2"),
 )
 _ARRAY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+
+def _reconstructed(kind: type, shape: object, code: object) -> np.ndarray:
+    """An empty array, which takes its shape with its content: a shape before any content could ask for all memory."""
+    return np.ndarray((0,), np.int8)
+
+
 # Only what is needed to rebuild an array: an unrestricted pickle can run any code.
 _ADMITTED: Mapping[tuple[str, str], object] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    **{(module, name): getattr(multiarray, name) for module in _ARRAY_MODULES for name in ("_reconstruct", "scalar")},
+    **{(module, "_reconstruct"): _reconstructed for module in _ARRAY_MODULES},
+    **{(module, "scalar"): multiarray.scalar for module in _ARRAY_MODULES},
 }
 _PICKLE_ERRORS = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError),
@@ -44,24 +55,32 @@ _PICKLE_ERRORS = (
 )
 
 
+class _RefusedError(Exception):
+    """A pickle that asks for more than plain values and arrays."""
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     """Plain containers, text, numbers and arrays; every other global is refused by name."""
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _ADMITTED:
-            raise DataError(f"expected a pickle of plain containers and arrays, got one that asks for {module}.{name}")
+            asked = printable(f"{module}.{name}", 80)
+            raise _RefusedError(f"expected a pickle of plain containers and arrays, got one that asks for {asked}")
         return _ADMITTED[module, name]
 
 
 def read_pickle(path: Path) -> dict[str, object]:
     """A pickled dictionary of plain values and arrays, without running code from the file."""
     try:
-        value = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except DataError as error:
+        content = io.BytesIO(read_limited(path, MAX_MEMBER_BYTES, DataError))
+        check_pickles(content, 1)
+        content.seek(0)
+        value = _ArrayUnpickler(content, encoding="latin1").load()
+    except _RefusedError as error:
         raise DataError(f"{path}: {error}; do not trust this file") from None
     except (OSError, *_PICKLE_ERRORS) as error:
         raise DataError(
-            f"{path}: expected an undamaged pickle, got {type(error).__name__}: {error}; fetch it again"
+            f"{path}: expected an undamaged pickle, got {type(error).__name__}: {printable(error)}; fetch it again"
         ) from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a pickled dictionary, got {type(value).__name__}; fetch it again")
@@ -75,19 +94,23 @@ def _text(value: object) -> str:
 def _from_pickle(path: Path, labels_key: str) -> Examples:
     batch = read_pickle(path)
     if "data" not in batch or labels_key not in batch:
-        raise DataError(f"{path}: expected the keys data and {labels_key}, got {', '.join(batch)}; fetch it again")
+        raise DataError(
+            f"{path}: expected the keys data and {labels_key}, got {printable(', '.join(batch))}; fetch it again"
+        )
     data, labels = batch["data"], batch[labels_key]
     if not isinstance(labels, list):
         raise DataError(f"{path}: expected a list of labels, got {type(labels).__name__}; fetch it again")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), _PIXELS):
         got = f"{data.shape} of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
         raise DataError(f"{path}: expected data ({len(labels)}, {_PIXELS}) of bytes, one row per label, got {got}")
+    if not all(isinstance(label, int) and 0 <= label < 100 for label in labels):
+        raise DataError(f"{path}: expected labels from 0 to 99, got others; fetch it again")
     return Examples(torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
 
 
 def _from_binary(path: Path, num_labels: int, column: int) -> Examples:
     """Records of `num_labels` label bytes and 3072 pixel bytes; the label is the one in `column`."""
-    data = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    data = np.frombuffer(read_limited(path, MAX_MEMBER_BYTES, DataError), dtype=np.uint8)
     record = num_labels + _PIXELS
     if not len(data) or len(data) % record:
         raise DataError(f"{path}: expected a multiple of {record} bytes, got {len(data)}; fetch it again")
@@ -157,7 +180,7 @@ class Cifar100(PartSettings):
             names = read_pickle(meta).get("fine_label_names")
             return tuple(_text(name) for name in names) if isinstance(names, list) else ()
         if listed := self._find(root, "cifar-100-binary", "fine_label_names.txt"):
-            return tuple(listed.read_text().split())
+            return tuple(read_limited(listed, MOST_TEXT, DataError).decode(errors="replace").split())
         for part in ("train", "test"):
             if packed := self._npz(root, part):
                 return tuple(str(name) for name in read_npz(packed, ("fine_label_names",))["fine_label_names"])

@@ -18,7 +18,7 @@ from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
-from leaktight.data.images import decode_image, from_array, resize_images, stretch_image
+from leaktight.data.images import check_memory, decode_image, from_array, resize_images, stretch_image
 from leaktight.data.settings import SplitSettings, check_minimum
 
 PHOTOGRAPHS = {
@@ -130,6 +130,7 @@ class Photos:
             raise ValueError(f"expected min_contrast in [0, 0.5), got {self.min_contrast}; 0.05 leaves out flat areas")
 
     def load(self, root: Path) -> Dataset:
+        check_memory(len(PHOTOGRAPHS) * (self.train_per_class + self.test_per_class), (3, self.size, self.size))
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         labels: tuple[list[int], list[int]] = ([], [])
         for label, name in enumerate(PHOTOGRAPHS):

@@ -12,10 +12,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from leaktight.core.errors import DataError
+from leaktight.core.reading import open_zip, opened, read_limited
+from leaktight.core.text import printable
 
 MAX_MEMBER_BYTES = 512 * 2**20
 _MAX_ZIP_RATIO = 200  # deflate reaches 1032 on zeros; photographs stay near 1
 _RATIO_MATTERS_FROM = 2**20
+_MAX_ZIP_BYTES = 2**40
+_MAX_LISTING = 64 * 2**20  # of the table of contents: about 500 000 files
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 
 
@@ -84,34 +88,28 @@ def open_tree(source: Path) -> Iterator[Tree]:
     if source.is_dir():
         yield Tree(
             source,
-            read=lambda name: _read_file(source / name),
+            read=lambda name: read_limited(source / name, MAX_MEMBER_BYTES, DataError),
             has=lambda name: (source / name).is_file(),
             listed=lambda: _folder_names(source),
         )
         return
-    try:
-        archive = zipfile.ZipFile(source)
-    except _ZIP_ERRORS as error:
-        raise DataError(f"{source}: expected a folder or a zip, got neither ({error}); fetch it again") from None
-    with archive:
-        names = frozenset(_checked(source, info) for info in archive.infolist() if not info.is_dir())
-        yield Tree(source, read=lambda name: _member(archive, name), has=names.__contains__, listed=lambda: names)
+    with opened(source, _MAX_ZIP_BYTES, DataError) as file:
+        try:
+            archive = open_zip(file, source, _MAX_LISTING, DataError)
+        except _ZIP_ERRORS as error:
+            raise DataError(f"{source}: expected a folder or a zip, got neither ({error}); fetch it again") from None
+        with archive:
+            names = frozenset(_checked(source, info) for info in archive.infolist() if not info.is_dir())
+            yield Tree(
+                source, read=lambda name: _member(archive, source, name), has=names.__contains__, listed=lambda: names
+            )
 
 
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: expected a readable file, got {error.strerror}; check it") from None
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+def _member(archive: zipfile.ZipFile, source: Path, name: str) -> bytes:
     try:
         return archive.read(name)
     except (KeyError, *_ZIP_ERRORS) as error:
-        raise DataError(
-            f"{archive.filename}/{name}: expected an undamaged member, got {error}; fetch the zip again"
-        ) from None
+        raise DataError(f"{source}/{name}: expected an undamaged member, got {error}; fetch the zip again") from None
 
 
 def _folder_names(folder: Path) -> Iterator[str]:
@@ -122,7 +120,13 @@ def _folder_names(folder: Path) -> Iterator[str]:
 
 def _checked(source: Path, info: zipfile.ZipInfo) -> str:
     path = PurePosixPath(info.filename)
-    if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in path.parts[0]:
+    if (
+        not info.filename.isprintable()
+        or path.is_absolute()
+        or ".." in path.parts
+        or "\\" in info.filename
+        or ":" in path.parts[0]
+    ):
         raise DataError(f"{source}: expected names inside the zip, got {info.filename!r}; do not trust this file")
     ratio = info.file_size / max(info.compress_size, 1)
     if info.file_size > MAX_MEMBER_BYTES or (info.file_size > _RATIO_MATTERS_FROM and ratio > _MAX_ZIP_RATIO):
@@ -141,7 +145,10 @@ def _is_junk(name: str) -> bool:
 def user_path(path: str, root: Path) -> Path:
     """An existing path from the settings: absolute, relative to the current folder, or relative to the data root."""
     given = Path(path).expanduser()
-    found = first_existing([given, root / given])
+    try:
+        found = first_existing([given, root / given])
+    except OSError as error:
+        raise DataError(f"cannot look for {printable(given)}: {error.strerror}; set path") from None
     if found is None:
         raise DataError(f"expected a file or folder at {given} or {root / given}, found nothing; set path")
     return found

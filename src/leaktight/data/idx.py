@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import string
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError, suggestion
+from leaktight.core.reading import most_unpacked, opened, size_words
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
-from leaktight.data.files import first_existing, missing
+from leaktight.data.files import MAX_MEMBER_BYTES, first_existing, missing
 from leaktight.data.settings import Part, PartSettings
 
 _UNSIGNED_BYTES = 8
@@ -41,9 +44,8 @@ _FASHION_CLASSES = (
 
 def read_idx(path: Path, num_dims: int) -> Tensor:
     """The content of an IDX file of unsigned bytes with `num_dims` dimensions, plain or gzipped (.gz)."""
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as file:
+        with opened(path, MAX_MEMBER_BYTES, DataError) as stored, _unpacked(stored, path) as file:
             magic = file.read(4)
             expected = bytes((0, 0, _UNSIGNED_BYTES, num_dims))
             if magic != expected:
@@ -56,6 +58,10 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
                 raise DataError(f"{path}: expected {num_dims} sizes after the magic, got the end of the file")
             dims = struct.unpack(f">{num_dims}I", head)
             length = math.prod(dims)
+            most = most_unpacked(os.fstat(stored.fileno()).st_size)
+            if length > most:
+                allowed = f"at most {size_words(most)} in a file of its size"
+                raise DataError(f"{path}: expected {allowed}, got sizes {dims}; fetch it again")
             data = file.read(length + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: expected an undamaged file, got {error or 'a read error'}; fetch it again") from None
@@ -63,6 +69,10 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
         got = f"only {len(data)}" if len(data) < length else "more"
         raise DataError(f"{path}: expected {length} bytes of data for sizes {dims}, got {got}; fetch it again")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(dims).copy())
+
+
+def _unpacked(stored: IO[bytes], path: Path) -> AbstractContextManager[IO[bytes]]:
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=stored)) if path.suffix == ".gz" else nullcontext(stored)
 
 
 def _find(name: str, folders: Sequence[Path], files: Sequence[str]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +11,23 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.reading import size_words
+from leaktight.core.text import printable
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp"})
 _MODES = {1: "L", 3: "RGB"}
 _CHUNK = 1024
+_CHUNK_PIXELS = 2**26
+MOST_BYTES = 8 * 10**9
+"""The most bytes of images in memory."""
+_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
+"""What the suffixes promise: PIL would also start programs, such as Ghostscript, for others."""
+MOST_IMAGE = 256 * 2**20
+"""The most bytes of an image file."""
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -33,7 +43,7 @@ def decode_image(data: bytes, source: str, channels: int = 3) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 if image.mode.startswith(("I", "F")):
                     raise DataError(f"{source}: expected 8 bits per channel, got mode {image.mode}; convert the image")
                 return image.convert(_MODES[channels])
@@ -41,9 +51,15 @@ def decode_image(data: bytes, source: str, channels: int = 3) -> Image.Image:
         raise DataError(
             f"{source}: expected an image of at most {Image.MAX_IMAGE_PIXELS} pixels, got more; remove it or scale it"
         ) from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
         # PIL raises any of these for a damaged file.
-        raise DataError(f"{source}: expected a readable image, got {len(data)} bytes ({error}); replace it") from None
+        raise DataError(
+            f"{source}: expected a readable image, got {len(data)} bytes ({printable(_shown(error))}); replace it"
+        ) from None
+
+
+def _shown(error: Exception) -> str:
+    return "no such kind of picture" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -78,15 +94,25 @@ def stack_images(
     return images
 
 
+def check_memory(count: int, shape: tuple[int, int, int]) -> None:
+    """Raise DataError if so many images of this shape take too much memory."""
+    if (needed := count * math.prod(shape)) > MOST_BYTES:
+        raise DataError(
+            f"expected images of at most {size_words(MOST_BYTES)} in memory, got {count} of {shape} that need "
+            f"{size_words(needed)}; set a smaller size"
+        )
+
+
 def resize_images(images: Tensor, size: int | None) -> Tensor:
     """Centre-crop to a square and scale to `size` pixels per side; None keeps the images."""
     if size is None or images.shape[-2:] == (size, size):
         return images
+    check_memory(len(images), (images.shape[1], size, size))
     height, width = images.shape[-2:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = images[..., top : top + side, left : left + side]
-    return torch.cat([_scaled(chunk, size) for chunk in square.split(_CHUNK)])
+    return torch.cat([_scaled(chunk, size) for chunk in square.split(max(1, min(_CHUNK, _CHUNK_PIXELS // size**2)))])
 
 
 def _scaled(images: Tensor, size: int) -> Tensor:
@@ -108,23 +134,29 @@ def _grey(images: Tensor, weights: Tensor) -> Tensor:
     return (images.float() * weights).sum(1, keepdim=True).round_().clamp_(0, 255).to(torch.uint8)
 
 
+def check_images(shape: tuple[int, ...], dtype: np.dtype, source: str) -> None:
+    """Raise DataError for an array that `from_array` does not take."""
+    if dtype.kind != "f" and dtype != np.uint8:
+        raise DataError(f"{source}: expected images of bytes or of floats in [0, 1], got {dtype}; convert them")
+    coloured = len(shape) == 4 and (shape[-1] in _MODES or shape[1] in _MODES)
+    if not (len(shape) == 3 or coloured) or 0 in shape[1:]:
+        raise DataError(
+            f"{source}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3, got {shape}; reshape"
+        )
+
+
 def from_array(array: np.ndarray, source: str) -> Tensor:
     """(N, C, H, W) bytes from (N, H, W), (N, H, W, C) or (N, C, H, W), of bytes or of floats in [0, 1]."""
+    check_images(array.shape, array.dtype, source)
     if array.dtype.kind == "f":
         if array.size and not (float(array.min()) >= 0 and float(array.max()) <= 1):
             raise DataError(
                 f"{source}: expected float images in [0, 1], got {array.min():g}..{array.max():g}; rescale them"
             )
-        array = np.rint(array * 255).astype(np.uint8)
-    if array.dtype != np.uint8:
-        raise DataError(f"{source}: expected images of bytes or of floats in [0, 1], got {array.dtype}; convert them")
+        floats, array = array, np.empty(array.shape, np.uint8)
+        for start in range(0, len(floats), _CHUNK):
+            array[start : start + _CHUNK] = np.rint(floats[start : start + _CHUNK] * 255)
     images = torch.from_numpy(np.ascontiguousarray(array))
     if images.ndim == 3:
         return images[:, None]
-    if images.ndim == 4 and images.shape[-1] in _MODES:
-        return images.permute(0, 3, 1, 2).contiguous()
-    if images.ndim == 4 and images.shape[1] in _MODES:
-        return images
-    raise DataError(
-        f"{source}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3, got {tuple(images.shape)}"
-    )
+    return images.permute(0, 3, 1, 2).contiguous() if images.shape[-1] in _MODES else images

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +12,15 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images
+from leaktight.core.reading import opened, read_limited
+from leaktight.core.tensor_files import ERRORS, MOST_FILE, check_tensors, read_npz, read_safetensors, read_torch
 from leaktight.core.tensors import digest as digest_of
 from leaktight.core.types import Params
-from leaktight.data.images import IMAGE_SUFFIXES, decode_image, from_array, is_image, to_tensor
+from leaktight.data.images import IMAGE_SUFFIXES, MOST_IMAGE, decode_image, from_array, is_image, to_tensor
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "parameters")
 _PREFIXES = ("module.", "_orig_mod.", "_module.")
@@ -31,7 +28,6 @@ _PREFIXES = ("module.", "_orig_mod.", "_module.")
 
 _NUMBERED = re.compile(r"arr_(\d+)")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
-_ERRORS = (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError, zipfile.BadZipFile)
 
 
 Tensors: TypeAlias = Path | str | Params
@@ -56,19 +52,25 @@ def read_tensors(path: Path) -> TensorFile:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise UsageError(f"expected a file of tensors ending in {', '.join(_READERS)}, got {path}; convert it")
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"expected a file of tensors at {path}, got none; check the path")
     try:
-        content, digest = reader(path), hashlib.sha256(path.read_bytes()).hexdigest()
+        tensors, ordered = _named(path, reader(path))
+        check_tensors(tensors, path)
     except pickle.UnpicklingError as error:
         raise UsageError(_refusal(path, error)) from None
-    except (*_ERRORS, zlib.error) as error:
+    except ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(f"cannot read tensors from {path}: {reason}; save a state dict of tensors alone") from None
-    tensors, ordered = _named(path, content)
     if not tensors:
         raise UsageError(f"expected tensors in {path}, got none; save model.state_dict()")
-    return TensorFile(path, {name: _dense(tensor) for name, tensor in tensors.items()}, ordered, digest)
+    dense = {name: _dense(tensor) for name, tensor in tensors.items()}
+    return TensorFile(path, dense, ordered, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    with opened(path, MOST_FILE) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensor_file(source: Tensors, name: str) -> TensorFile:
@@ -88,22 +90,8 @@ def _refusal(path: Path, error: Exception) -> str:
     )
 
 
-def _read_torch(path: Path) -> object:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about some pickles before it refuses them
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _read_safetensors(path: Path) -> object:
-    return load_file(path)
-
-
 def _read_npz(path: Path) -> object:
-    archive = np.load(path, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError("a single array instead of several")
-    with archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = read_npz(path)
     tensors = {name: torch.from_numpy(_native(array)) for name, array in arrays.items()}
     places = {name: found for name in tensors if (found := _NUMBERED.fullmatch(name))}
     if tensors and len(places) == len(tensors):
@@ -112,9 +100,9 @@ def _read_npz(path: Path) -> object:
 
 
 _READERS: Mapping[str, Callable[[Path], object]] = {
-    ".pt": _read_torch,
-    ".pth": _read_torch,
-    ".safetensors": _read_safetensors,
+    ".pt": read_torch,
+    ".pth": read_torch,
+    ".safetensors": read_safetensors,
     ".npz": _read_npz,
 }
 
@@ -181,22 +169,23 @@ def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
 
 
 def _picture(file: Path, inputs: Images) -> Tensor:
-    image = to_tensor(decode_image(file.read_bytes(), str(file), inputs.channels))
+    image = to_tensor(decode_image(read_limited(file, MOST_IMAGE, DataError), str(file), inputs.channels))
     _check_size(str(file), tuple(image.shape), inputs)
     return image
 
 
 def _arrays(path: Path, inputs: Images) -> TrueExamples:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (*_ERRORS, zlib.error) as error:
+        arrays = read_npz(path)
+    except ERRORS as error:
         raise DataError(f"{path}: expected a readable .npz without objects, got {error}; save it again") from None
     key = "images" if "images" in arrays else next(iter(arrays), "")
     if key != "images" and len(arrays) != 1:
         raise DataError(f"{path}: expected an array 'images', got {', '.join(arrays) or 'nothing'}; name it so")
     images = from_array(arrays[key], f"{path} [{key}]")
     _check_size(str(path), tuple(images.shape[1:]), inputs)
+    if not len(images):
+        raise DataError(f"{path}: expected at least one true image, got none; leave --truth out")
     labels = arrays.get("labels")
     if labels is None:
         return TrueExamples(inputs.loaded(images), None)

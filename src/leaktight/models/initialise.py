@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Inputs
 from leaktight.core.rng import Rng, global_seed
+from leaktight.core.tensor_files import ERRORS, check_tensors, read_safetensors, read_torch
 from leaktight.models.source import ModelSource, reason
 
 WIDE = 0.5
@@ -27,8 +26,7 @@ def build_model(
     init: "default", the initialisation that the network defines; "wide", every parameter from U(-0.5, 0.5); "kaiming",
     He's normal weights and zero biases, which learn faster at small learning rates; or a file of weights.
     """
-    with global_seed(rng.child("build")):
-        model = source.build(inputs, num_classes)
+    model = _built(source, inputs, num_classes, rng)
     if (change := _INITS.get(str(init))) is not None:
         change(model, rng.child("init"))
     elif Path(init).is_file():
@@ -38,6 +36,16 @@ def build_model(
             f"expected init to be {', '.join(_INITS)} or a file of weights, got {str(init)!r}: no such file"
         )
     return model
+
+
+def _built(source: ModelSource, inputs: Inputs, num_classes: int, rng: Rng) -> nn.Module:
+    try:
+        with global_seed(rng.child("build")):
+            return source.build(inputs, num_classes)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "overflow" in str(error):
+            raise ModelError("the network needs more memory than there is; make its layers or images smaller") from None
+        raise
 
 
 def initialise_wide(model: nn.Module, rng: Rng) -> None:
@@ -101,20 +109,12 @@ _INITS: Mapping[str, Callable[[nn.Module, Rng], None]] = {
 }
 
 
-def _load_torch(path: Path) -> object:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _load_safetensors(path: Path) -> object:
-    return load_file(path)
-
-
 _READERS: Mapping[str, Callable[[Path], object]] = {
-    ".pt": _load_torch,
-    ".pth": _load_torch,
-    ".th": _load_torch,
-    ".ckpt": _load_torch,
-    ".safetensors": _load_safetensors,
+    ".pt": read_torch,
+    ".pth": read_torch,
+    ".th": read_torch,
+    ".ckpt": read_torch,
+    ".safetensors": read_safetensors,
 }
 
 
@@ -123,21 +123,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ModelError(f"expected a file of weights ending in {', '.join(_READERS)}, got {path}; convert it")
+    if not path.exists():
+        raise ModelError(f"expected a file of weights at {path}, got none; check the path")
     try:
         content = reader(path)
-    except FileNotFoundError:
-        raise ModelError(f"expected a file of weights at {path}, got none; check the path") from None
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
+        if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+            content = content["state_dict"]
+        if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+            raise ModelError(
+                f"expected a state dict (tensors by name) in {path}, got something else; save model.state_dict()"
+            )
+        stored = {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+        check_tensors(stored, path)
+    except (*ERRORS, pickle.UnpicklingError) as error:
         raise ModelError(
             f"cannot read weights from {path}: {reason(error)}; save a state dict with only tensors"
         ) from error
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ModelError(
-            f"expected a state dict (tensors by name) in {path}, got something else; save model.state_dict()"
-        )
-    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+    return stored
 
 
 def _first_few(names: Sequence[str], limit: int = 3) -> str:

@@ -11,11 +11,15 @@ from pathlib import Path
 
 from PIL import Image
 
+from leaktight.core.errors import UsageError
+from leaktight.core.reading import read_limited
 from leaktight.report.words import METRICS, metric_words, number
 from leaktight.results.schema import Trial
 
 MOST_PAIRS = 12
 """The most pairs shown of one attack on one defense."""
+MOST_STRIP = 64 * 2**20
+"""The most bytes of a file of pictures."""
 BUDGET = 24_000_000
 """About the most bytes of pixels in one page; larger images mean fewer pairs."""
 
@@ -142,9 +146,10 @@ class Album:
         if not path.is_relative_to(self.folder):  # never read a file outside of the run's folder
             return None
         try:
-            with Image.open(path) as image:
+            content = read_limited(path, MOST_STRIP)
+            with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
                 return image.convert("L" if image.mode in ("1", "L") else "RGB")
-        except (OSError, ValueError, Image.DecompressionBombError):
+        except (UsageError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
             return None
 
 

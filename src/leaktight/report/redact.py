@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
@@ -12,6 +11,7 @@ from pathlib import Path, PureWindowsPath
 import tomli_w
 from markupsafe import Markup
 
+from leaktight.core.reading import NotTomlError, parse_toml
 from leaktight.report.runs import Run
 from leaktight.results.schema import Moment, Summary, Tradeoff, Trial
 
@@ -154,8 +154,8 @@ def _texts(value: object, scrub: Scrub) -> object:
 
 def _tables(config: str) -> dict[str, object]:
     try:
-        return tomllib.loads(config)
-    except tomllib.TOMLDecodeError:
+        return parse_toml(config, "config.toml", NotTomlError)
+    except NotTomlError:
         return {}
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from leaktight.core.errors import UsageError
+from leaktight.core.errors import ResultsError, UsageError
+from leaktight.core.reading import parse_toml
 from leaktight.report.runs import Run, load_run
 from leaktight.results.card import CARD_VERSION, Attacker, Card, Claim, Setting, Source, Utility
 from leaktight.results.schema import UNDEFENDED, VARIES, Cell, Score, Track, TradeoffRow, Trial, Verdict, Word
@@ -29,7 +31,7 @@ def cards_of_run(folder: Path) -> list[Card]:
     if found.differences:
         raise UsageError(f"{folder} was changed after it was written: {found.differences[0]}; run it again")
     run = load_run(folder)
-    if "inspect" in tomllib.loads(run.config):
+    if "inspect" in _config(run):
         raise UsageError(f"{folder} is an inspection of one update; name the folder of an audit or a trade-off")
     if not any(cell.role == "attack" for cell in run.summary.cells) or not run.summary.verdicts:
         raise UsageError(f"{folder} has no verdicts of attacks on defenses; name the folder of an audit or a trade-off")
@@ -96,8 +98,12 @@ def attacker_of(cell: Cell, trials: Sequence[Trial], *, word: Word | None, run: 
     )
 
 
+def _config(run: Run) -> dict[str, Any]:
+    return parse_toml(run.config, run.path / "config.toml", ResultsError)
+
+
 def _setting(run: Run, trials: Sequence[Trial], track: Track) -> Setting:
-    config = tomllib.loads(run.config)
+    config = _config(run)
     tables = config.get("production", config) if track == "production" else config
     local = tables.get("audit", {}).get("local") or tables.get("local", {})
     data = {key: value for key, value in tables.get("data", {}).items() if key != "root"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from leaktight.core.text import shown
 from leaktight.report.comparison import cell_keys, compare, run_names
 from leaktight.report.run_tables import TextTable
 from leaktight.report.runs import Run
@@ -14,6 +16,7 @@ from leaktight.report.words import tradeoff_names
 from leaktight.results.schema import Cell, Score, Threat
 
 Key = tuple[str, ...]
+_MINUSES = str.maketrans(dict.fromkeys("‐‑‒–—−﹣", "-"))
 CSV_KEYS = ("table", "track", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")
 """Columns of the CSV. track: empty for tables that have one only. which: the number of the cell among those of the same
 attack on the same defense, from 0."""
@@ -110,16 +113,18 @@ def latex(text: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """Text that a spreadsheet does not run as a formula.
+    """Text in one line that a spreadsheet does not run as a formula, also where it reads wide signs as narrow ones.
 
-    >>> csv_text("=1+1"), csv_text("outpost")
-    ("'=1+1", 'outpost')
+    >>> csv_text("=1+1"), csv_text("＝1"), csv_text("\\r-1"), csv_text("outpost")
+    ("'=1+1", "'＝1", "'-1", 'outpost')
     """
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    line = _one_line(text)
+    start = unicodedata.normalize("NFKC", line[:1]).translate(_MINUSES)
+    return f"'{line}" if start in tuple("=+-@|%") else line
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return shown(" ".join(text.split()))
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -598,7 +598,7 @@ def parse(kind: type[T], text: str | bytes, source: str) -> T:
     try:
         return kind.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise ResultsError(f"{source}: {_first_fault(error)}") from error
+        raise ResultsError(f"{source}: {_first_fault(error)}; restore the file, or run it again") from error
 
 
 def _first_fault(error: ValidationError) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from leaktight.core.errors import MachineError, ResultsError
 from leaktight.core.faults import remedy
 from leaktight.core.files import write_atomically
+from leaktight.core.reading import MOST_RESULTS, read_limited
 from leaktight.results.lines import line_of, read_lines, whole_lines
 from leaktight.results.schema import Environment, Summary, Trial, parse
 
@@ -111,12 +112,7 @@ def read_text(path: Path) -> str:
 
 def read_file(path: Path) -> bytes | None:
     """The bytes of a file; None if it is missing."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}; check the file and who may read it") from error
+    return read_limited(path, MOST_RESULTS, ResultsError) if os.path.lexists(path) else None
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

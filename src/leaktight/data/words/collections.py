@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
@@ -14,13 +17,16 @@ import numpy as np
 import scipy.io
 
 from leaktight.core.errors import DataError
+from leaktight.core.reading import most_unpacked, size_words
 from leaktight.core.rng import Rng
+from leaktight.core.text import printable
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import Tree, find_source
 from leaktight.data.images import is_image
 from leaktight.data.words.images import WordImage, WordLists, WordSettings, find_member, table_lists
 
 _TABLE = "labels.csv"
+_MAT_HEADER, _MAT_PACKED = 128, 15
 _SYNTH90K_NAME = re.compile(r"(?:.*_)?(?P<word>[^_]+)_\d+\.[^.]+$")
 _SYNTH90K_FOLDERS = ("", "90kDICT32px/", "mnt/ramdisk/max/90kDICT32px/")
 _ICDAR_LINE = re.compile(r'(?P<file>[^,]+),\s*"(?P<word>.*)"\s*$')
@@ -35,6 +41,7 @@ _MAT_ERRORS = (
 def _load_mat(content: Path | io.BytesIO, source: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
     """The named variables of a MATLAB file."""
     try:
+        _check_packed(content)
         found = scipy.io.loadmat(content, variable_names=list(keys))
     except _MAT_ERRORS as error:
         raise DataError(f"{source}: expected a readable MATLAB file, got {error}; fetch it again") from None
@@ -42,6 +49,26 @@ def _load_mat(content: Path | io.BytesIO, source: str, keys: Sequence[str]) -> d
     if absent:
         raise DataError(f"{source}: expected the variable {absent[0]!r}, found nothing; fetch it again")
     return {key: found[key] for key in keys}
+
+
+def _check_packed(content: Path | io.BytesIO) -> None:
+    """Raise ValueError if the packed variables of a MATLAB 5 file unpack to more than a file of its size may hold."""
+    with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
+        size = file.seek(0, os.SEEK_END)
+        left, place = most_unpacked(size), _MAT_HEADER
+        while place + 8 <= size:
+            file.seek(place)
+            kind, length = struct.unpack("<II", file.read(8))
+            place += 8 + length
+            packed = zlib.decompressobj() if kind == _MAT_PACKED else None
+            while packed is not None and not packed.eof and file.tell() < min(place, size):
+                chunk = packed.unconsumed_tail or file.read(min(2**16, place - file.tell()))
+                left -= len(packed.decompress(chunk, 2**20))
+                while packed.unconsumed_tail and left >= 0:
+                    left -= len(packed.decompress(packed.unconsumed_tail, 2**20))
+                if left < 0:
+                    raise ValueError(f"more than {size_words(most_unpacked(size))} in a file of its size")
+        file.seek(0)
 
 
 def _string(value: np.ndarray) -> str:
@@ -130,8 +157,11 @@ class Svt(WordSettings):
         if table is None:
             raise DataError(f"{tree.source}: expected {file}, found nothing; fetch it with `leaktight data svt`")
         base = PurePosixPath(table).parent
+        content = tree.read(table)
+        if b"<!ENTITY" in content:
+            raise DataError(f"{tree.where(table)}: expected XML without entities, got some; do not trust this file")
         try:
-            images = ElementTree.fromstring(tree.read(table)).findall("image")
+            images = ElementTree.fromstring(content).findall("image")
             return [
                 WordImage(
                     str(base / (image.findtext("imageName") or "")), rectangle.findtext("tag") or "", _box(rectangle)
@@ -139,8 +169,10 @@ class Svt(WordSettings):
                 for image in images
                 for rectangle in image.iter("taggedRectangle")
             ]
-        except (ElementTree.ParseError, KeyError, ValueError) as error:
-            raise DataError(f"{tree.where(table)}: expected XML with tagged rectangles, got {error!r}") from None
+        except (ElementTree.ParseError, KeyError, ValueError, OverflowError, RecursionError) as error:
+            raise DataError(
+                f"{tree.where(table)}: expected XML with tagged rectangles, got {printable(error)}; fetch it again"
+            ) from None
 
 
 def _box(rectangle: ElementTree.Element) -> tuple[int, int, int, int]:

@@ -7,7 +7,7 @@ import io
 import logging
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import WordRecognition
+from leaktight.core.text import printable
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import Tree, open_tree
@@ -168,20 +169,26 @@ def find_member(tree: Tree, *names: str) -> str | None:
     return next((name for wanted in names for name in tree.names if PurePosixPath(name).name == wanted), None)
 
 
+def _rows(tree: Tree, table: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO(tree.text(table)))
+    except csv.Error as error:
+        raise DataError(f"{tree.where(table)}: expected lines of file,word, got {error}; correct the table") from None
+
+
 def table_lists(tree: Tree, table: str) -> WordLists:
     """The words of a CSV of file,word: by train/ and test/ folder where both exist, else as one list."""
     base = PurePosixPath(table).parent
     present = set(tree.names)
     items = []
-    for number, row in enumerate(csv.reader(io.StringIO(tree.text(table))), start=1):
+    for number, row in enumerate(_rows(tree, table), start=1):
         if len(row) != 2:
-            raise DataError(
-                f"{tree.where(table)}, line {number}: expected file,word, got {','.join(row)!r}; correct the line"
-            )
+            got = printable(",".join(row))
+            raise DataError(f"{tree.where(table)}, line {number}: expected file,word, got {got!r}; correct the line")
         file = str(base / row[0])
         if file not in present:
             raise DataError(
-                f"{tree.where(table)}, line {number}: expected the file {file}, found nothing; fetch it again"
+                f"{tree.where(table)}, line {number}: expected the file {printable(file)}, found nothing; fetch it"
             )
         items.append(WordImage(file, row[1]))
     parts = {
