@@ -16,7 +16,7 @@ from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, 
 from leaktight.core.errors import LeakFoundError, LeaktightError, UsageError
 from leaktight.core.text import printable
 
-LONGEST_ERROR = 2000
+_LONGEST = 2000
 
 app = typer.Typer(
     name="leaktight",
@@ -52,6 +52,13 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit()
 
 
+def _one_line(text: str) -> str:
+    """The text of an error for a terminal; a very long one keeps its start and its end, which says what to do."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    return printable(text, len(text))
+
+
 def main() -> None:
     """Run the command line. Errors of Leaktight are printed as one line on stderr."""
     sys.path.insert(0, os.getcwd())  # so that a user's "module:name" is found in the current folder
@@ -61,5 +68,5 @@ def main() -> None:
         print("leaktight: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
     except LeaktightError as error:
-        print(f"leaktight: {printable(error, LONGEST_ERROR)}", file=sys.stderr)  # noqa: T201
+        print(f"leaktight: {_one_line(str(error))}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, LeakFoundError) else 1)
