@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from bench.faults.hostile.case import Case
@@ -100,12 +101,15 @@ def run(case: Case) -> Outcome:
         seconds = time.monotonic() - began
         after = sorted(path for path in Path(place).iterdir() if path.name != "said")
         escaped = after != before or (folder / "ran").exists()
-        return Outcome(code, said, seconds, max(usage.ru_maxrss * 1024 - _size(), 0), escaped)
+        return Outcome(code, said, seconds, max(usage.ru_maxrss * 1024 - _base(), 0), escaped)
 
 
-def _size() -> int:
-    """The memory of this process, which its forks start with."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+@cache
+def _base() -> int:
+    """The memory of a command that reads nothing."""
+    with tempfile.TemporaryDirectory() as place:
+        usage = _forked(lambda: _command(["--version"], Path(place)), Path(place) / "said")[1]
+    return usage.ru_maxrss * 1024
 
 
 def _written(command: Path, words: Sequence[str]) -> None:

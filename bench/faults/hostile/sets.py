@@ -27,6 +27,7 @@ GROUP = "data set"
 def audited(kind: str, folder: Path, **settings: str) -> list[str]:
     """The command that loads a data set of this kind from the folder."""
     lines = [f"[data]\nkind = '{kind}'", *(f"{name} = {value!r}" for name, value in settings.items())]
+    lines.append("[partition]\nkind = 'iid'\nclients = 2\n[federation]\nper_round = 2")
     (folder / "config.toml").write_text("\n".join(lines))
     return ["audit", str(folder / "config.toml"), "--dry-run", "--data-root", str(folder)]
 

@@ -21,7 +21,7 @@ from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, 
 from leaktight.core.faults import fault_of
 from leaktight.core.text import printable
 
-LONGEST_ERROR = 2000
+_LONGEST = 2000
 
 app = typer.Typer(
     name="leaktight",
@@ -55,6 +55,13 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         typer.echo(__version__)
         raise typer.Exit()
+
+
+def _one_line(text: str) -> str:
+    """The text of an error for a terminal; a very long one keeps its start and its end, which says what to do."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    return printable(text, len(text))
 
 
 def main() -> None:
@@ -95,5 +102,5 @@ def _stopped_by(*names: str) -> Iterator[None]:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    print(f"leaktight: {printable(message, LONGEST_ERROR)}", file=sys.stderr)  # noqa: T201
+    print(f"leaktight: {_one_line(message)}", file=sys.stderr)  # noqa: T201
     sys.exit(code)
