@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,7 @@ RULES: Mapping[str, Robust] = {
     "norm_bound": NormBound(),
 }
 PLAN = FederationPlan(rounds=6, evaluate_every=6)
+_TIMES = itertools.count()
 
 
 def poisoned(federation: Federation, change: Callable[[Update], Update]) -> FederationState:
@@ -85,7 +87,9 @@ def flipped(update: Update) -> Update:
 
 
 def at_the_limit(update: Update) -> Update:
-    return replace(update, tensors={name: torch.full_like(tensor, 1e6) for name, tensor in update.tensors.items()})
+    """Near the largest value that is accepted, and never twice the same, which would be refused as a replay."""
+    value = 1e6 - next(_TIMES)
+    return replace(update, tensors={name: torch.full_like(tensor, value) for name, tensor in update.tensors.items()})
 
 
 def poisonous_buffers(update: Update) -> Update:
