@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -408,7 +408,9 @@ def test_an_attacker_sees_the_aggregate_and_no_update() -> None:
     assert seen.batch_size == sum(len(client.truth.examples) for client in traces[0].clients.values())
 
 
-def driven(federation: Federation, tamper: Any) -> None:
+def driven(
+    federation: Federation, tamper: Any, after_round: Callable[[RoundOutcome], None] = lambda outcome: None
+) -> None:
     """Play a federation in which `tamper(client, request, reply)` may change or drop replies."""
     states: dict[str, ClientState] = {}
 
@@ -422,7 +424,7 @@ def driven(federation: Federation, tamper: Any) -> None:
         return replies
 
     start = federation.first_state().server
-    carry(federate(federation.server, start, evaluate=None, after_round=lambda outcome: None), exchange)
+    carry(federate(federation.server, start, evaluate=None, after_round=after_round), exchange)
 
 
 def test_a_client_that_drops_out_is_left_out_or_named() -> None:

@@ -136,7 +136,7 @@ def test_losses_that_are_none_fail_the_round_by_name(value: object) -> None:
 def test_an_update_without_a_training_loss_is_named() -> None:
     broadcast = broadcast_of(SHAPES)
     talk = talk_of(FedBoosting())
-    with pytest.raises(RoundFailedError, match="c0 reports a loss of None for training_loss"):
+    with pytest.raises(RoundFailedError, match="c0: reports a loss of None for training_loss"):
         talk.combine(updates_of(broadcast, SIZES), talk.agreed(broadcast.params), broadcast)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class LeaktightError(Exception):
@@ -64,6 +64,14 @@ class NotDisclosedError(LeaktightError):
 
 class RoundFailedError(LeaktightError):
     """Too few clients replied for the round to be valid."""
+
+
+class UnusableError(RoundFailedError):
+    """Updates that cannot be combined. reasons: by client; without these clients the round may go on."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{client}: {reason}" for client, reason in reasons.items()))
+        self.reasons = dict(reasons)
 
 
 class RefusedError(LeaktightError):

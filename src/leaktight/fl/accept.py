@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -46,6 +46,15 @@ class Accepted:
     flags: Mapping[str, str]
     seen: Seen
 
+    def without(self, reasons: Mapping[str, str]) -> Accepted:
+        """What is left without these clients, whose updates cannot be combined for these reasons."""
+        return replace(
+            self,
+            updates={client: update for client, update in self.updates.items() if client not in reasons},
+            failures={**self.failures, **{client: printable(reason) for client, reason in reasons.items()}},
+            flags={client: flag for client, flag in self.flags.items() if client not in reasons},
+        )
+
 
 def why_malformed(
     update: Update,
@@ -66,7 +75,8 @@ def why_malformed(
     parts: tuple[Any, Any] = update.tensors, {} if update.buffers is None else update.buffers
     if not all(isinstance(part, Mapping) for part in parts):
         return "expected tensors by name, got something else"
-    if sealed != isinstance(update.sealed, Mapping) or (sealed and len(update.tensors)):
+    fits = isinstance(update.sealed, Mapping) and not update.tensors if sealed else update.sealed is None
+    if not fits:
         return f"expected {'an encrypted' if sealed else 'a plain'} update, got another"
     for tensors, known in zip(parts, (broadcast.params, broadcast.buffers), strict=True):
         for name, tensor in tensors.items():
@@ -78,6 +88,8 @@ def why_malformed(
     count, most = update.num_examples, math.inf if most_examples is None else most_examples
     if count is not None and (type(count) is not int or not 0 <= count <= most):
         return f"expected at most {most} examples, got {count!r:.40}"
+    if count is not None and figures is not None and "num_examples" not in figures:
+        return "expected no number of examples, which is not needed, got one: it would be a weight that others lack"
     return _why_no_figures(update.metrics, figures)
 
 
@@ -118,18 +130,31 @@ def _why_unfit(reply: Trained, broadcast: Broadcast, server: Server, client: str
     update: object = reply.update
     if not isinstance(update, Update):
         return "expected an update, got something else"
+    if update.buffers and server.setup.defense.private:
+        return "expected no batch statistics, which are not sent beside this defense, got some"
     aggregator = server.setup.aggregator
+    return why_malformed(
+        update,
+        broadcast,
+        aggregator.update_kind,
+        server.sizes[client],
+        sealed=aggregator.sealed,
+        figures=aggregator.needs,
+    )
+
+
+def _checked(
+    reply: Outcome, broadcast: Broadcast, server: Server, client: str, known: Collection[str | None]
+) -> tuple[str | None, str | None]:
+    """Why the update of a reply must not be used, or None; and its hash. known: hashes of earlier updates."""
+    if not isinstance(reply, Trained):
+        return why_declined(reply), None
     try:
-        return why_malformed(
-            update,
-            broadcast,
-            aggregator.update_kind,
-            server.sizes[client],
-            sealed=aggregator.sealed,
-            figures=aggregator.needs,
-        )
+        reason = _why_unfit(reply, broadcast, server, client)
+        found = fingerprint(reply.update) if reason is None else None
     except Exception as error:  # whatever a client sends, it harms nobody but itself
-        return f"the update cannot be checked ({type(error).__name__})"
+        return f"the update cannot be checked ({type(error).__name__})", None
+    return "the update is, bit for bit, that of an earlier round" if found in known else reason, found
 
 
 def accepted(
@@ -143,14 +168,11 @@ def accepted(
     hashes: dict[str, str | None] = {}
     for client in drawn:
         reply = replies.get(client, Failed("no answer"))
-        reason = _why_unfit(reply, broadcast, server, client) if isinstance(reply, Trained) else why_declined(reply)
+        reason, hashes[client] = _checked(reply, broadcast, server, client, known)
         if reason is None and isinstance(reply, Trained):
-            hashes[client] = fingerprint(reply.update)
-            if hashes[client] not in known:
-                updates[client] = reply.update
-                continue
-            reason = "the update is, bit for bit, that of an earlier round"
-        failures[client] = printable(reason)
+            updates[client] = reply.update
+        else:
+            failures[client] = printable(reason or "no update")
     if "num_examples" in server.setup.aggregator.needs:
         failures |= _unweighted(updates)
         updates = {client: update for client, update in updates.items() if client not in failures}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import LeaktightError, RoundFailedError, UsageError
+from leaktight.core.errors import LeaktightError, RoundFailedError, UnusableError, UsageError
 from leaktight.core.protocols import Aggregator, Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import unflattened
@@ -232,24 +233,25 @@ class Encrypted(Aggregator):
         if len(updates) < 2:
             raise RoundFailedError("expected at least 2 encrypted updates, got 1: the aggregate would be that update")
         known = {**broadcast.params, **broadcast.buffers}
-        names: list[str] | None = None
-        vectors = {}
-        for client in sorted(updates):
-            state = updates[client].sealed or {}
+        states = {client: updates[client].sealed or {} for client in sorted(updates)}
+        names = _usual_names(states, known)
+        count = sum(known[name].numel() for name in names)
+        vectors, unusable = {}, {}
+        for client, state in states.items():
             try:
                 vectors[client] = Sealed.from_state(state)
             except CipherError as error:
-                raise RoundFailedError(f"{client}: {error}") from error
-            sent = state.get("names")
-            names = sent if names is None else names
-            if not isinstance(sent, list) or sent != names or not set(sent) <= known.keys():
-                raise RoundFailedError(
-                    f"{client}: expected encrypted values of the same names as the others, got others"
-                )
-            count = sum(known[name].numel() for name in sent)
-            if vectors[client].count != count or vectors[client].weight != 1:
-                raise RoundFailedError(f"{client}: expected {count} encrypted values, got {vectors[client].count}")
-        return names or [], vectors
+                unusable[client] = str(error)
+                continue
+            if len(state) != len(vars(vectors[client])) + 1:  # more would make a replay look like a new update
+                unusable[client] = "expected an encrypted vector and its names, got more"
+            elif state.get("names") != names:
+                unusable[client] = "expected encrypted values of the same names as the others, got others"
+            elif vectors[client].count != count or vectors[client].weight != 1:
+                unusable[client] = f"expected {count} encrypted values, got {vectors[client].count}"
+        if unusable:
+            raise UnusableError(unusable)
+        return names, vectors
 
     def _whole(self, weights: Mapping[str, float]) -> dict[str, int]:
         """Integer weights: if they are integers that fit, without common factor; else rounded to the largest scale."""
@@ -282,17 +284,33 @@ class SealedCombined:
                 noise=noise,
             )
         except CipherError as error:
-            raise RoundFailedError(f"the round's updates cannot be added up: {self._blame(error, clients)}") from error
+            unusable = self._unusable()
+            if unusable:
+                raise UnusableError(unusable) from error
+            raise RoundFailedError(f"the round's updates cannot be added up: {error}") from error
         return {"names": list(self.names), "sealed": mean.to_state()}
 
-    def _blame(self, error: CipherError, clients: Sequence[str]) -> str:
-        """The error of the first client whose ciphertext alone is invalid, or the given error."""
-        for client in clients:
+    def _unusable(self) -> dict[str, str]:
+        """The clients whose ciphertext alone is invalid, with the reason."""
+        reasons = {}
+        for client, vector in self.vectors.items():
             try:
-                self.cipher.combine([self.vectors[client]], [1], self.public)
-            except CipherError as own:
-                return f"{client}: {own}"
-        return str(error)
+                self.cipher.combine([vector], [1], self.public)
+            except CipherError as error:
+                reasons[client] = str(error)
+        return reasons
+
+
+def _usual_names(states: Mapping[str, State], known: Params) -> list[str]:
+    """The names of encrypted tensors that most clients sent."""
+    sent = [state.get("names") for state in states.values()]
+    valid = [tuple(names) for names in sent if isinstance(names, list) and _are_names(names, known)]
+    return list(Counter(valid).most_common(1)[0][0]) if valid else []
+
+
+def _are_names(names: Sequence[object], known: Params) -> bool:
+    """Whether these are names of tensors, each once."""
+    return all(isinstance(name, str) and name in known for name in names) and len(set(names)) == len(names)
 
 
 def _flat(changes: Params) -> Values:

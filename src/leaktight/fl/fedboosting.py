@@ -14,7 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from leaktight.core.errors import RefusedError, RoundFailedError, UsageError, require_above, require_at_least
+from leaktight.core.errors import (
+    RefusedError,
+    RoundFailedError,
+    UnusableError,
+    UsageError,
+    require_above,
+    require_at_least,
+)
 from leaktight.core.protocols import Asked, Conversation, Member, Question
 from leaktight.core.rng import Rng
 from leaktight.core.secret import released
@@ -25,6 +32,8 @@ from leaktight.fl.aggregators import Combined, Linear
 
 TRAINING_LOSS = "training_loss"
 _LEAST_LOSS = 1e-12
+LARGEST_LOSS = 1e30
+"""Of a model, also of one whose loss is not finite; sums and products of such losses are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +101,7 @@ class FedBoosting(Linear):
         self, updates: Mapping[str, Update], combined: Combined, *, broadcast: Broadcast, rng: Rng
     ) -> Conversation[dict[str, float]]:
         clients = sorted(updates)
+        training = _training_losses(updates)
         question = Question(
             f"cross_validate/{broadcast.round}",
             {
@@ -101,7 +111,6 @@ class FedBoosting(Linear):
             },
         )
         answers = yield dict.fromkeys(clients, question)
-        training = {client: _loss(client, updates[client].metrics, TRAINING_LOSS) for client in clients}
         validation = {
             model: {judge: _loss(judge, answers[judge]["losses"], model) for judge in clients} for model in clients
         }
@@ -128,7 +137,7 @@ class FedBoosting(Linear):
             raise RefusedError(f"asked to evaluate {len(sent['candidates'])} models of {member.peers} clients")
         broadcast = Broadcast(sent["params"], sent["buffers"], 0)
         losses = {
-            model: member.mean_loss(*changed(broadcast, candidate["changes"], member), "validation")
+            model: _told(member.mean_loss(*changed(broadcast, candidate["changes"], member), "validation"))
             for model, candidate in sent["candidates"].items()
         }
         return {"losses": losses}, state
@@ -172,11 +181,33 @@ def changed(broadcast: Broadcast, changes: Params, member: Member) -> tuple[dict
     return add(broadcast.params, change), add(broadcast.buffers, changes)
 
 
+def _told(loss: float) -> float:
+    """The loss that a judge reports: one client's overflowing model must not make the others' answers useless."""
+    return min(loss, LARGEST_LOSS) if math.isfinite(loss) else LARGEST_LOSS
+
+
+def _why_no_loss(value: Any, name: str) -> str | None:
+    if isinstance(value, float | int) and 0 <= value <= LARGEST_LOSS:
+        return None
+    return f"reports a loss of {value!r:.40} for {name}; expected a number from 0 to {LARGEST_LOSS:g}"
+
+
+def _training_losses(updates: Mapping[str, Update]) -> dict[str, float]:
+    """By client, sorted; `UnusableError` with all clients that sent none."""
+    sent = {client: updates[client].metrics.get(TRAINING_LOSS) for client in sorted(updates)}
+    reasons = {client: _why_no_loss(value, TRAINING_LOSS) for client, value in sent.items()}
+    unusable = {client: reason for client, reason in reasons.items() if reason is not None}
+    if unusable:
+        raise UnusableError(unusable)
+    return {client: float(value) for client, value in sent.items() if value is not None}
+
+
 def _loss(client: str, losses: Any, name: str) -> float:
     value = losses.get(name) if isinstance(losses, Mapping) else None
-    if not isinstance(value, float | int) or not 0 <= value < math.inf:
-        raise RoundFailedError(f"{client} reports a loss of {value!r:.40} for {name}; expected a finite number >= 0")
-    return float(value)
+    reason = _why_no_loss(value, name)
+    if reason is not None:
+        raise RoundFailedError(f"{client} {reason}")
+    return float(value)  # type: ignore[arg-type]
 
 
 MixtureWeights = Mapping[str, Mapping[str, int]]

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from leaktight.core.errors import UntrustedError
 from leaktight.core.tensors import SKELETON, num_bytes
 from leaktight.core.types import Params
@@ -53,19 +55,27 @@ class Limits:
         items = sum(data.count(sign, 8 + head + start, 8 + head + stop) for sign in (b",", b"[", b"{"))
         self._require("items", items, self.most_items)
 
-    def check_values(self, value: object) -> None:
-        """Raise `UntrustedError` unless the texts and whole numbers of decoded content keep the limits."""
-        if isinstance(value, str):
+    def check_values(self, value: object, tensors: set[int] | None = None) -> None:
+        """Raise `UntrustedError` unless the texts and whole numbers of decoded content keep the limits.
+
+        tensors: those found so far. One in many places would make much work of few bytes.
+        """
+        tensors = set() if tensors is None else tensors
+        if isinstance(value, Tensor):
+            if id(value) in tensors:
+                raise UntrustedError("expected each tensor once, got one in several places")
+            tensors.add(id(value))
+        elif isinstance(value, str):
             self._require("letters in a text", len(value), self.longest_text)
         elif isinstance(value, int):
             self._require("as the size of a number", abs(value), self.largest_number)
         elif isinstance(value, Mapping):
             for name, item in value.items():
                 self.check_values(name)
-                self.check_values(item)
+                self.check_values(item, tensors)
         elif isinstance(value, list):
             for item in value:
-                self.check_values(item)
+                self.check_values(item, tensors)
 
     @staticmethod
     def _require(what: str, found: int, most: int) -> None:

@@ -18,11 +18,11 @@ from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
-from leaktight.core.errors import RoundFailedError
-from leaktight.core.protocols import Conversation
+from leaktight.core.errors import RoundFailedError, UnusableError
+from leaktight.core.protocols import Conversation, Question
 from leaktight.core.tensors import add, first_non_finite, flatten_state, num_bytes
 from leaktight.core.types import Broadcast, Params, State, Update
-from leaktight.fl.accept import Seen, accepted, is_score, why_not_listed
+from leaktight.fl.accept import Accepted, Seen, accepted, is_score, why_not_listed
 from leaktight.fl.messages import (
     Answered,
     Ask,
@@ -150,18 +150,8 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
         for client in drawn
     }
     used = accepted(replies, drawn, broadcast, server, state.seen)
+    used, combined, memory = yield from _aggregated(server, state, broadcast, used)
     updates, failures = used.updates, used.failures
-    needed = server.plan.min_clients or len(drawn)
-    if len(updates) < needed:
-        first = "; ".join(f"{client}: {reason}" for client, reason in list(failures.items())[:_SHOWN_FAILURES])
-        rest = f"; and {len(failures) - _SHOWN_FAILURES} more" if len(failures) > _SHOWN_FAILURES else ""
-        raise RoundFailedError(
-            f"round {state.round + 1}: expected {needed} updates, got {len(updates)} of {len(drawn)} ({first}{rest})"
-        )
-    rng = server.rng.child("round", state.round, "aggregate")
-    combined, memory = yield from _converse(
-        aggregator.aggregate(updates, state.aggregator, broadcast=broadcast, rng=rng), server.setup, "aggregator"
-    )
     change: Params = {name: tensor for name, tensor in combined.items() if name in state.params}
     change, defense = server.setup.defense.on_aggregate(change, len(updates), state.defense)
     statistics = {name: state.buffers[name] + tensor for name, tensor in combined.items() if name in state.buffers}
@@ -180,6 +170,34 @@ def play_round(server: Server, state: ServerState) -> Exchange[RoundOutcome]:
         seen=used.seen,
     )
     return RoundOutcome(broadcast, updates, failures, change, learning_rate, None, following, used.flags)
+
+
+def _aggregated(
+    server: Server, state: ServerState, broadcast: Broadcast, used: Accepted
+) -> Exchange[tuple[Accepted, Params, State]]:
+    """The change of the model, from all updates that can be combined, and which these are."""
+    rng = server.rng.child("round", state.round, "aggregate")
+    while True:
+        _require_enough(server, state.round, used)
+        conversation = server.setup.aggregator.aggregate(used.updates, state.aggregator, broadcast=broadcast, rng=rng)
+        try:
+            combined, memory = yield from _converse(conversation, server.setup, "aggregator")
+        except UnusableError as error:
+            used = used.without(error.reasons)
+        else:
+            return used, combined, memory
+
+
+def _require_enough(server: Server, round_index: int, used: Accepted) -> None:
+    updates, failures = used.updates, used.failures
+    drawn = len(updates) + len(failures)
+    needed = server.plan.min_clients or drawn
+    if len(updates) < needed:
+        first = "; ".join(f"{client}: {reason}" for client, reason in list(failures.items())[:_SHOWN_FAILURES])
+        rest = f"; and {len(failures) - _SHOWN_FAILURES} more" if len(failures) > _SHOWN_FAILURES else ""
+        raise RoundFailedError(
+            f"round {round_index + 1}: expected {needed} updates, got {len(updates)} of {drawn} ({first}{rest})"
+        )
 
 
 def draw_clients(server: Server, round_index: int) -> list[str]:
@@ -221,7 +239,16 @@ def _converse(conversation: Conversation[T], setup: Setup, to: Literal["aggregat
                 if reason is not None:
                     raise RoundFailedError(f"{client} did not answer {kind!r}: {reason}")
                 answers[client] = reply.payload
-            questions = conversation.send(answers)
+            questions = _next_questions(conversation, answers)
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def _next_questions(conversation: Conversation[T], answers: Mapping[str, State]) -> Mapping[str, Question]:
+    """What a method asks after these answers, which may be anything; the round fails if it cannot use them."""
+    try:
+        return conversation.send(answers)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        senders = ", ".join(sorted(answers)[:_SHOWN_FAILURES]) + (", ..." if len(answers) > _SHOWN_FAILURES else "")
+        raise RoundFailedError(f"the answers of {senders} cannot be used ({type(error).__name__})") from error
