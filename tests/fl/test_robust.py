@@ -257,6 +257,21 @@ def test_hostile_buffers_go_through_the_rule(rule: Robust) -> None:
 
 
 @every_rule
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_counters_of_every_type_may_go_down(rule: Robust, dtype: torch.dtype) -> None:
+    """The change of an unsigned counter from 5 to 4 is not 255."""
+    known = {"count": torch.tensor([5, 5]).to(dtype)}
+    updates = drawn(9, 0, scale=0.01)
+    for place, client in enumerate(updates):
+        updates[client] = replace(updates[client], buffers={"count": torch.tensor([place % 3 + 4, 3]).to(dtype)})
+    change = combined(rule, updates, broadcast(known))[0]["count"]
+    assert change.dtype == dtype
+    first, second = (known["count"] + change).tolist()
+    assert 4 <= first <= 6
+    assert second == 3
+
+
+@every_rule
 def test_what_the_honest_withhold_cannot_be_set_by_the_others(rule: Robust) -> None:
     updates = drawn(9, 0, scale=0.01)
     for name in list(updates)[:7]:

@@ -76,7 +76,8 @@ class Robust(Aggregator, ABC):
             raise RoundFailedError(reason)
         combined = self.combined(changes_by_name(updates, broadcast), broadcast)
         change, state = self.of.step({name: combined[name] for name in combined if name in broadcast.params}, state)
-        return {**change, **{name: combined[name] for name in combined if name in broadcast.buffers}}, state
+        statistics = {name: combined[name].to(each) for name, each in broadcast.buffers.items() if name in combined}
+        return {**change, **statistics}, state
 
     def combine_buffers(self, updates: Mapping[str, Update]) -> Params:
         return {}  # all are in the change that `aggregate` returns
@@ -252,7 +253,7 @@ def changes_by_name(updates: Mapping[str, Update], broadcast: Broadcast) -> dict
             continue
         sent = [_change(name, update, broadcast) for update in senders]
         if any(tensor is not None for tensor in sent):
-            none = known.new_zeros(()).expand(known.shape)
+            none = torch.zeros((), dtype=_wide(known).dtype, device=known.device).expand(known.shape)
             changes[name] = [none if tensor is None else tensor for tensor in sent]
     return changes
 
@@ -261,7 +262,12 @@ def _change(name: str, update: Update, broadcast: Broadcast) -> Tensor | None:
     if name in broadcast.params:
         return update.tensors.get(name)
     tensor = (update.buffers or {}).get(name)
-    return None if tensor is None else tensor - broadcast.buffers[name]
+    return None if tensor is None else _wide(tensor) - _wide(broadcast.buffers[name])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Counters as signed numbers: a difference of unsigned ones cannot be negative."""
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.to(torch.int64)
 
 
 def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
