@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from leaktight.engines.flower.identity import identity_in, new_identity
 from leaktight.engines.flower.keybook import KeyBook
 from leaktight.engines.flower.messages import HELLO, read_reply, reply_message
 from leaktight.engines.flower.node import NodeSettings, client_app
+from leaktight.engines.flower.registry import Registry
 from leaktight.engines.flower.server import key_book, play
 from leaktight.fl import messages
 from leaktight.fl.federation import Federation
@@ -104,6 +106,43 @@ def test_a_thief_in_the_same_process_gets_nothing(make_federation: MakeFederatio
     play(grids[0], federation, run="a", after_round=lambda outcome, _: outcomes.append(outcome))
     assert outcomes[0].failures == {}
     assert outcomes[1].failures == {"client-000": "it has no node"}
+
+
+class LateGrid(LocalGrid):
+    """The replies of one node come after half a second."""
+
+    late = 0
+    began = 0.0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ready = time.monotonic() > self.began + 0.5
+        asked = [each for each in message_ids if each in self.waiting]
+        return super().pull_messages([each for each in asked if ready or self.sender(each) != self.late])
+
+    def sender(self, message_id: str) -> int:
+        return next(each.metadata.dst_node_id for each in self.sent if each.metadata.message_id == message_id)
+
+
+def test_a_thief_that_is_quicker_than_the_owner_of_a_name_ends_no_waiting(
+    make_federation: MakeFederation, tmp_path: Path
+) -> None:
+    federation, book = make_federation(), tmp_path / "keys.json"
+    app, honest = app_of(federation, tmp_path), nodes(5)
+    first = nodes_of(LocalGrid(app, honest), federation, KeyBook(book))
+    grid = LateGrid(app, {**honest, 5: {"client": "client-000"}})
+    grid.late, grid.began = 1000, time.monotonic()
+    registry = Registry(grid, sorted(federation.shares), KeyBook(book))
+    registry.meet(registry.clients, 5.0)
+    assert registry.nodes == first
+
+
+def test_the_folder_of_a_nodes_key_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        identity_in(tmp_path / "states" / "node", "client-000")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "states" / "node").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_operators_list_decides(make_federation: MakeFederation, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from flwr.app import ConfigRecord, RecordDict
 
 from leaktight.core.errors import CheckpointError
-from leaktight.core.files import write_private
+from leaktight.core.files import make_private_folder, write_private
 from leaktight.core.keys import parse_key
 
 _RECORD = "leaktight.identity"
@@ -49,7 +49,7 @@ def new_identity() -> Identity:
 def identity_in(folder: Path, client: str) -> Identity:
     """The key of a client in the private folder of its node; made when it is first asked for."""
     path = folder / f"{client}.key"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     with filelock.FileLock(folder / f"{client}.lock", mode=0o600):
         if not path.exists():
             write_private(path, new_identity().private.hex())

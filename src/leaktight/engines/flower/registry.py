@@ -67,7 +67,8 @@ class Registry:
         while self._greeted:
             self._read()
             now = time.monotonic()
-            named = {*self.nodes, *(claim.client for claim in self._claims.values())}
+            proven = (claim for claim in self._claims.values() if self.keys.why_not(claim.client, claim.key) is None)
+            named = {*self.nodes, *(claim.client for claim in proven)}
             open_ones = any(each.until > now for each in self._greeted.values())
             if now >= end or not open_ones or named.issuperset(wanted):
                 break
