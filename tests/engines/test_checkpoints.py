@@ -166,6 +166,23 @@ def test_what_was_spent_stays_spent(make_federation: MakeFederation, tmp_path: P
         trained(limited, tmp_path, from_round=4)
 
 
+@pytest.mark.parametrize("damaged", [(), (3,), (3, 4)], ids=str)
+def test_rounds_without_a_checkpoint_are_compared_too(
+    make_federation: MakeFederation, tmp_path: Path, damaged: tuple[int, ...]
+) -> None:
+    """Checkpoints of rounds 3 to 5 are kept. From round 2 on all is trained for other models: four more releases."""
+    defense = Poisoned(round=1, budget=True)
+    federation = make_federation(clients=2, plan=FederationPlan(rounds=ROUNDS), defense=defense)
+    trained(federation, tmp_path)
+    for number in damaged:
+        RunFolder(tmp_path).checkpoint(number).write_bytes(b"")
+    same = trained(federation, tmp_path, from_round=1)
+    assert [row.client["epsilon"] for row in same.rounds] == [1, 2, 3, 4, 5]
+    defense.on[0] = False
+    again = trained(federation, tmp_path, from_round=1)
+    assert [row.client["epsilon"] for row in again.rounds] == [1, 6, 7, 8, 9]
+
+
 def test_who_was_asked_in_rounds_that_were_set_aside_only_is_asked_again(
     make_federation: MakeFederation, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ class Undone:
         """
         done = state.server.round
         known = self.models.get(str(done))
-        if known is not None and known != _model_hash(state) and self.pending(done):
+        if known is not None and known != model_hash(state) and self.pending(done):
             return replace(state, clients={**state.clients, **self._spent(state)}), None
         return state, self if self.pending(done) else None
 
@@ -52,11 +52,15 @@ class Undone:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is stored after a round. state: None before the first."""
+    """What is stored after a round. state: None before the first.
+
+    models: a hash of the model after each round so far, by its number from 1, where clients have budgets.
+    """
 
     state: FederationState | None = None
     rows: tuple[Round, ...] = ()
     undone: Undone | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Checkpoints:
             "clients": stored["clients"],
             "figures": [row.model_dump(include=_REPORTED) for row in point.rows],
             "undone": None if point.undone is None else vars(point.undone),
+            "models": point.models,
         }
         public = [row.model_dump(exclude=_REPORTED) for row in point.rows]
         save_checkpoint(self.folder.private(rounds), private)
@@ -109,6 +114,7 @@ class Checkpoints:
             FederationState.restored({"server": stored["server"], "clients": private["clients"]}),
             tuple(Round.model_validate({**row, **figures}) for row, figures in pairs),
             None if private["undone"] is None else Undone(**private["undone"]),
+            private.get("models", {}),
         )
 
     def _remedy(self, rounds: int) -> str:
@@ -148,7 +154,8 @@ class Checkpoints:
             except CheckpointError:
                 continue
             assert point.state is not None
-            models[str(done)] = _model_hash(point.state)
+            models |= {each: known for each, known in point.models.items() if int(each) >= number}
+            models[str(done)] = model_hash(point.state)
             earlier = point.undone or Undone()
             models |= {later: known for later, known in earlier.models.items() if int(later) > done}
             clients = earlier.clients or point.state.stored()["clients"]
@@ -175,5 +182,6 @@ def _unasked(state: ClientState) -> ClientState:
     return replace(state, guard={}, conduct=Conduct())
 
 
-def _model_hash(state: FederationState) -> str:
+def model_hash(state: FederationState) -> str:
+    """A hash of the global model."""
     return digest({**state.server.params, **state.server.buffers})

@@ -12,7 +12,7 @@ import safetensors.torch
 from leaktight.core.files import write_atomically
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
-from leaktight.engines.checkpoints import Checkpoint, Checkpoints
+from leaktight.engines.checkpoints import Checkpoint, Checkpoints, model_hash
 from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import overall
@@ -60,11 +60,11 @@ def train(
     checkpoint is damaged, for the error; by default, to go back.
     """
     checkpoints = Checkpoints(folder, keep, retry)
+    counts = federation.setup.defense.private or replace(federation.consent, max_repeats=0) != Consent()
     if from_round is not None:
-        counts = federation.setup.defense.private or replace(federation.consent, max_repeats=0) != Consent()
         checkpoints.go_back(from_round, federation.first_state(), counts=counts)
     point = checkpoints.newest()
-    state, rows, undone = point.state, list(point.rows), point.undone
+    state, rows, undone, models = point.state, list(point.rows), point.undone, dict(point.models)
     for row in rows:
         after_round(row)
     began = time.perf_counter()
@@ -81,7 +81,9 @@ def train(
         rows.append(_row(outcome, reports, seconds))
         after_state(now)
         state, undone = (now, None) if undone is None else undone.counted(now)
-        checkpoints.store(Checkpoint(state, tuple(rows), undone))
+        if counts:
+            models[str(len(rows))] = model_hash(state)
+        checkpoints.store(Checkpoint(state, tuple(rows), undone, models))
         after_round(rows[-1])
         began = time.perf_counter()
 
