@@ -174,6 +174,19 @@ def test_a_model_that_overflows_is_reported_as_bad_by_those_who_judge_it() -> No
     assert not outcomes[0].failures
 
 
+@pytest.mark.parametrize("key", [7, None, "text", b"", {}, [b"x"], torch.ones(32, dtype=torch.uint8)], ids=repr)
+@pytest.mark.parametrize(("kind", "liar"), [("he_publish", "client-001"), ("he_make_keys", "client-000")])
+def test_who_sends_no_key_is_named_and_nobody_else(kind: str, liar: str, key: Any) -> None:
+    """Not the client to whom it would be relayed."""
+
+    def tamper(client: str, request: Request, reply: Reply) -> Reply:
+        lies = client == liar and isinstance(request, Ask) and request.question.kind == kind
+        return Answered({**reply.payload, "public": key}) if lies and isinstance(reply, Answered) else reply
+
+    with pytest.raises(RoundFailedError, match=f"{liar} sent no public key"):
+        driven(make_federation(Encrypted(cipher=SMALL)), tamper)
+
+
 @pytest.mark.parametrize("answer", [{}, {"boxes": None}, {"boxes": {}}, {"public": 7}, {"public": b"no key"}])
 def test_keys_that_are_none_are_named(answer: dict[str, Any]) -> None:
     def tamper(client: str, request: Request, reply: Reply) -> Reply:

@@ -113,22 +113,23 @@ class Encrypted(Aggregator):
         self.sealing(len(clients))
         inside = yield from self.of.agree(clients, state["of"])
         answers = yield {client: Question("he_publish", {}) for client in clients}
-        publics = {client: answers[client]["public"] for client in clients}
+        publics = {client: _sent_key(client, answers[client]["public"]) for client in clients}
         holder, *others = sorted(clients)
         made = (yield {holder: Question("he_make_keys", {"publics": publics})})[holder]
+        public = _sent_key(holder, made["public"])
         yield {
             client: Question(
                 "he_take_keys",
                 {
                     "sender": publics[holder],
                     "box": made["boxes"][client],
-                    "public": made["public"],
+                    "public": public,
                     "clients": len(clients),
                 },
             )
             for client in others
         }
-        return {"of": inside, "public": made["public"], "clients": len(clients)}
+        return {"of": inside, "public": public, "clients": len(clients)}
 
     def on_update(
         self, update: Update, state: State, member: Member, *, broadcast: Broadcast, rng: Rng
@@ -299,6 +300,12 @@ class SealedCombined:
             except CipherError as error:
                 reasons[client] = str(error)
         return reasons
+
+
+def _sent_key(client: str, key: object) -> bytes:
+    if not isinstance(key, bytes) or not key:
+        raise RoundFailedError(f"{client} sent no public key but {type(key).__name__}; start again without this client")
+    return key
 
 
 def _usual_names(states: Mapping[str, State], known: Params) -> list[str]:
