@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -70,9 +71,25 @@ def replace_atomically(path: Path, fill: Callable[[Path], None], *, private: boo
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
+            _sync_folder(path.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         raise MachineError(f"cannot write {path}: {reason}; {remedy(error)}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write out the names in a folder: after a power failure a client must not have forgotten what it answered."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
