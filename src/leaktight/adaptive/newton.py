@@ -29,8 +29,8 @@ _TOGETHER = 64  # derivatives computed at once
 _FIRST_DAMPING = 1e-4  # relative to the diagonal
 _LEAST_DAMPING = 1e-13
 _TRIALS = 12
-_SLOW = 0.2  # two relative falls of the surprise below this, far from a solution, are a failure
-_CLOSE = 0.1  # the same in units of a solution's surprise, where a standard deviation is worth 1: it has converged
+_SLOW = 0.02  # two relative falls of the surprise below this, far from a solution, are a failure
+_CLOSE = 0.1  # a fall below this, near a solution, has converged: a standard deviation is worth 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def solve(equations: Equations, start: Tensor, steps: int) -> Solution:
             damping *= 10
         explained = surprise < EXPLAINED * len(residuals)
         slow = slow + 1 if before - surprise < (_CLOSE if explained else _SLOW * before) else 0
-        if slow == 2 or surprise == before:
+        if slow >= (1 if explained else 2) or surprise == before:
             break
         damping = max(damping / 30, _LEAST_DAMPING)
     return Solution(point, float(residuals.square().mean()))
@@ -158,7 +158,7 @@ def refined(
     errors: Mapping[str, Tensor],
     likely: Likely,
     *,
-    steps: int = 15,
+    steps: int = 20,
     rng: Rng,
 ) -> tuple[MatchingResult, float]:
     """What a search found, after steps towards a solution of the equations, and the misfit of these.
