@@ -99,7 +99,7 @@ def open_tree(source: Path) -> Iterator[Tree]:
         except _ZIP_ERRORS as error:
             raise DataError(f"{source}: expected a folder or a zip, got neither ({error}); fetch it again") from None
         with archive:
-            names = frozenset(_checked(source, info) for info in archive.infolist() if not info.is_dir())
+            names = frozenset(_checked(source, info) for info in archive.infolist() if info.filename[-1:] != "/")
             yield Tree(
                 source, read=lambda name: _member(archive, source, name), has=names.__contains__, listed=lambda: names
             )
@@ -123,6 +123,7 @@ def _checked(source: Path, info: zipfile.ZipInfo) -> str:
     if (
         not info.filename.isprintable()
         or path.is_absolute()
+        or not path.parts
         or ".." in path.parts
         or "\\" in info.filename
         or ":" in path.parts[0]
