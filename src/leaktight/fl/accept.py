@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import Asked
 from leaktight.core.tensors import digest, flatten_state, squared_norm
 from leaktight.core.text import printable
@@ -129,6 +130,7 @@ def _why_unfit(reply: Trained, broadcast: Broadcast, server: Server, client: str
             figures=aggregator.needs,
         )
     except Exception as error:  # whatever a client sends, it harms nobody but itself
+        raise_fault(error)
         return f"the update cannot be checked ({type(error).__name__})"
 
 
