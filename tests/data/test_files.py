@@ -45,6 +45,29 @@ def test_paths_out_of_a_zip_are_refused(tmp_path: Path, name: str) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["Screenshot 9.41\u202fAM.png", "caf\xe9\xa0noir.png", "\u72ac\u3000\u732b.png", "\u0645\u06cc\u200c\u06a9.png"],
+)
+def test_names_of_all_scripts_are_names(tmp_path: Path, name: str) -> None:
+    path = write_zip(tmp_path / "pack.zip", {f"a/{name}": b"x"})
+    with open_tree(path) as tree:
+        assert tree.names == (f"a/{name}",)
+    unpack(path, tmp_path / "new")
+    assert (tmp_path / "new" / "a" / name).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u202egnp.exe", "a\x1b[2J.png", "a\u200b.png", "a\n.png", "a\u2028.png", "\ufeffa.png"]
+)
+def test_names_that_show_another_name_are_refused(tmp_path: Path, name: str) -> None:
+    path = write_zip(tmp_path / "bad.zip", {name: b"x"})
+    with pytest.raises(DataError, match="expected names inside the zip"), open_tree(path):
+        pass
+    with pytest.raises(DataError, match="do not trust this file"):
+        unpack(path, tmp_path / "new")
+
+
 def test_a_member_without_a_name_is_refused(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "bad.zip", {"x": b"x"})
     with zipfile.ZipFile(path) as archive:

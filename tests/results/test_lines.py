@@ -129,6 +129,6 @@ def test_other_ends_of_lines_lose_nothing(tmp_path: Path) -> None:
     file.write_bytes(lines.replace(b"\n", b"\r\n"))
     assert list(open_store(tmp_path).trials.values()) == trials
     file.write_bytes(lines.replace(b"\n", b"\r"))
-    with pytest.raises(ResultsError, match="line 1: .*restore the file"):
+    with pytest.raises(ResultsError, match=r"line 1: .*restore the file"):
         open_store(tmp_path)
     assert file.read_bytes() == lines.replace(b"\n", b"\r"), "one line without an end, but not one that was cut"

@@ -23,7 +23,7 @@ from typing import IO, cast
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import most_unpacked, open_zip, opened, size_words
-from leaktight.core.text import printable
+from leaktight.core.text import is_plain_name, printable
 
 MOST_ARCHIVE = 2**40
 _MOST_LISTING = 256 * 2**20
@@ -159,7 +159,7 @@ def _plain(archive: Path, name: str) -> PurePosixPath:
     """The name as a path below a folder, on any system."""
     path = PurePosixPath(name)
     out = not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
-    if out or not name.isprintable() or len(path.parts) > _MOST_PARTS or len(name) > 1000:
+    if out or not is_plain_name(name) or len(path.parts) > _MOST_PARTS or len(name) > 1000:
         raise _distrusted(archive, repr(printable(name, 100)))
     return path
 

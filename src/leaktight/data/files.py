@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import open_zip, opened, read_limited
-from leaktight.core.text import printable
+from leaktight.core.text import is_plain_name, printable
 
 MAX_MEMBER_BYTES = 512 * 2**20
 _MAX_ZIP_RATIO = 200  # deflate reaches 1032 on zeros; photographs stay near 1
@@ -121,7 +121,7 @@ def _folder_names(folder: Path) -> Iterator[str]:
 def _checked(source: Path, info: zipfile.ZipInfo) -> str:
     path = PurePosixPath(info.filename)
     if (
-        not info.filename.isprintable()
+        not is_plain_name(info.filename)
         or path.is_absolute()
         or not path.parts
         or ".." in path.parts
