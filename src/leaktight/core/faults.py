@@ -99,4 +99,5 @@ def _beyond_machine(text: str) -> bool:
     if asked is None or not hasattr(os, "sysconf"):
         return False
     count, unit = asked.groups()
-    return float(count) * 1024 ** _UNITS.index(unit) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size: float = float(count) * 2.0 ** (10 * _UNITS.index(unit))
+    return size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
