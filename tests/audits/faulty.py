@@ -31,6 +31,8 @@ def meet(marker: str) -> None:
     if fault == "memory":
         raise MemoryError
     if fault == "allocation":
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+    if fault == "impossible":
         torch.empty(1 << 50)
     if fault == "disk":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/file")

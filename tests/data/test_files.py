@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import gzip
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from leaktight.core import reading
 from leaktight.core.errors import DataError
+from leaktight.data.archives import unpack
 from leaktight.data.files import find_source, open_tree, user_path
 
 
@@ -34,11 +38,64 @@ def test_folder_and_zip_look_the_same(tmp_path: Path) -> None:
                 tree.read("nope.txt")
 
 
-@pytest.mark.parametrize("name", ["../x.png", "/etc/x.png", "a/../../x.png", "C:/x.png", "a\\..\\x.png"])
+@pytest.mark.parametrize("name", ["../x.png", "/etc/x.png", "a/../../x.png", "C:/x.png", "a\\..\\x.png", "."])
 def test_paths_out_of_a_zip_are_refused(tmp_path: Path, name: str) -> None:
     path = write_zip(tmp_path / "bad.zip", {name: b"x"})
     with pytest.raises(DataError, match="expected names inside the zip"), open_tree(path):
         pass
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Screenshot 9.41\u202fAM.png", "caf\xe9\xa0noir.png", "\u72ac\u3000\u732b.png", "\u0645\u06cc\u200c\u06a9.png"],
+)
+def test_names_of_all_scripts_are_names(tmp_path: Path, name: str) -> None:
+    path = write_zip(tmp_path / "pack.zip", {f"a/{name}": b"x"})
+    with open_tree(path) as tree:
+        assert tree.names == (f"a/{name}",)
+    unpack(path, tmp_path / "new")
+    assert (tmp_path / "new" / "a" / name).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u202egnp.exe", "a\x1b[2J.png", "a\u200b.png", "a\n.png", "a\u2028.png", "\ufeffa.png"]
+)
+def test_names_that_show_another_name_are_refused(tmp_path: Path, name: str) -> None:
+    path = write_zip(tmp_path / "bad.zip", {name: b"x"})
+    with pytest.raises(DataError, match="expected names inside the zip"), open_tree(path):
+        pass
+    with pytest.raises(DataError, match="do not trust this file"):
+        unpack(path, tmp_path / "new")
+
+
+def test_a_member_without_a_name_is_refused(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "bad.zip", {"x": b"x"})
+    with zipfile.ZipFile(path) as archive:
+        (listed,) = archive.infolist()
+    content = bytearray(path.read_bytes())
+    content[listed.header_offset + 30] = 0  # names end at a zero byte
+    content[content.rindex(b"PK\x01\x02") + 46] = 0
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="expected names inside the zip"), open_tree(path):
+        pass
+    with pytest.raises(DataError, match="expected files inside the archive"):
+        unpack(path, tmp_path / "new")
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE])
+def test_headers_count_as_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+    monkeypatch.setattr(reading, "MOST_UNPACKED", 2**18)
+    path = tmp_path / "headers.tar.gz"
+    with gzip.open(path, "wb") as file:
+        for number in range(1000):
+            info = tarfile.TarInfo(f"d/{number if kind == tarfile.REGTYPE else ''}")
+            info.type = kind
+            file.write(info.tobuf())
+        file.write(bytes(1024))
+    monkeypatch.setattr(reading, "MOST_RATIO", 1)
+    with pytest.raises(DataError, match="in a file of its size"):
+        unpack(path, tmp_path / "new")
+    assert len(list(tmp_path.rglob("*"))) < 100
 
 
 def test_zip_bombs_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from leaktight.core.errors import LeaktightError, NotDisclosedError, RoundFailedError, UsageError
+from leaktight.core.errors import LeaktightError, MachineError, NotDisclosedError, RoundFailedError, UsageError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, digest, parameters_of
@@ -17,6 +18,7 @@ from leaktight.core.threat import Knowledge, ThreatModel, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params, RoundTrace, State
 from leaktight.engines.inprocess import run
+from leaktight.fl import accept
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.plan import FederationPlan
@@ -164,3 +166,30 @@ def test_under_secure_aggregation_only_the_sum_is_seen(make_federation: MakeFede
 def test_a_client_that_took_no_part_cannot_be_observed(make_federation: MakeFederation) -> None:
     with pytest.raises(UsageError, match="did you mean 'client-001'"):
         ThreatModel().observe(observed(make_federation), "client-0011")
+
+
+def test_a_server_without_memory_leaves_no_client_out(
+    make_federation: MakeFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+
+    monkeypatch.setattr(accept, "why_malformed", refused)
+    with pytest.raises(MachineError, match="Cannot allocate memory; free memory"):
+        run(make_federation(), workers=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsTheProcess(Defense):
+    """A defense that calls sys.exit."""
+
+    def on_batch(self, *_: object, **__: object) -> Any:
+        sys.exit(0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_method_that_ends_the_process_ends_no_run_as_if_it_were_finished(
+    make_federation: MakeFederation, workers: int
+) -> None:
+    with pytest.raises(LeaktightError, match="SystemExit: 0; a method must not end the process"):
+        run(make_federation(defense=EndsTheProcess()), workers=workers)

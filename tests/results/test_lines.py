@@ -120,3 +120,15 @@ def test_failed_trials_are_forgotten_on_request_only(tmp_path: Path) -> None:
     again = changed(bad, status="done", error=None)
     store.add(again, {})
     assert read_trials(tmp_path) == {good.id: good, bad.id: again}
+
+
+def test_other_ends_of_lines_lose_nothing(tmp_path: Path) -> None:
+    trials = filled(tmp_path, 3)
+    file = tmp_path / "trials.jsonl"
+    lines = file.read_bytes()
+    file.write_bytes(lines.replace(b"\n", b"\r\n"))
+    assert list(open_store(tmp_path).trials.values()) == trials
+    file.write_bytes(lines.replace(b"\n", b"\r"))
+    with pytest.raises(ResultsError, match=r"line 1: .*restore the file"):
+        open_store(tmp_path)
+    assert file.read_bytes() == lines.replace(b"\n", b"\r"), "one line without an end, but not one that was cut"

@@ -90,7 +90,7 @@ def _outcome(head: TrialHead, run: Callable[[], Attempted]) -> Attempted:
         try:
             raise_fault(error)
         except MachineError as fault:
-            raise MachineError(f"trial {head.id}: {fault}") from error
+            raise MachineError(f"trial {head.id}: {fault}; if that happens again, leave its attack out") from error
         return TrialOutcome(status="failed", error=reason_of(error)), {}
 
 

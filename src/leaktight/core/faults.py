@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 
 from leaktight.core.errors import CheckpointError, DownloadError, LeaktightError, MachineError
@@ -31,6 +32,10 @@ _TOLD = {
     "process pool was terminated abruptly": errno.ENOMEM,
 }
 """Words by which libraries tell a fault of the system in an error of another type."""
+_OF_CODE = (LeaktightError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+"""Types of errors that no library uses to tell a fault of the system, whatever their words are."""
+_ASKED = re.compile(r"(?:tried to|Unable to) allocate ([\d.]+) (bytes|[KMGTPE]iB)")
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def remedy(error: OSError) -> str:
@@ -45,6 +50,8 @@ def remedy(error: OSError) -> str:
 def fault_of(error: BaseException) -> LeaktightError | None:
     """The fault of the machine behind an error; None for any other error. Causes (`raise ... from`) count.
 
+    Whoever asks for more memory than the machine has would do so again, so that is an error of the method.
+
     >>> fault_of(OSError(errno.ENOSPC, "No space left on device"))
     MachineError('No space left on device; free space or choose another folder')
     >>> fault_of(ValueError("a loss that is not finite")), fault_of(FileNotFoundError(errno.ENOENT, "no such file"))
@@ -53,6 +60,8 @@ def fault_of(error: BaseException) -> LeaktightError | None:
     for each in _causes(error):
         if isinstance(each, MachineError | CheckpointError | DownloadError):
             return each
+        if _beyond_machine(str(each)):
+            return None
         if isinstance(each, MemoryError):
             return MachineError(f"out of memory; {_MEMORY}")
         number = each.errno if isinstance(each, OSError) else _told(each)
@@ -78,7 +87,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _told(error: BaseException) -> int | None:
-    if isinstance(error, LeaktightError):
+    if isinstance(error, _OF_CODE):
         return None
     text = str(error)
     return next((number for words, number in _TOLD.items() if words in text), None)
+
+
+def _beyond_machine(text: str) -> bool:
+    """Whether a library says that it was asked for more memory at once than the machine has."""
+    asked = _ASKED.search(text)
+    if asked is None or not hasattr(os, "sysconf"):
+        return False
+    count, unit = asked.groups()
+    size: float = float(count) * 2.0 ** (10 * _UNITS.index(unit))
+    return size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

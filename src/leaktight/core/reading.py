@@ -28,6 +28,8 @@ MOST_PARTS = 32
 """The most parts of a dotted key."""
 _MOST_DEPTH = 64
 _DOTTED = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}""")
+_OPEN_ALREADY = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/(\d{1,6})")
+_from_pipes: dict[int, bytes] = {}
 _ZIP_END, _ZIP64_PLACE, _ZIP64_END = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
 _ZIP_TAIL = 2**16 + 22 + 20
 
@@ -59,7 +61,7 @@ def read_limited(path: Path, most: int, error: type[UsageError] = UsageError) ->
     """The content of a regular file of at most `most` bytes; `error` is raised for any other."""
     with opened(path, most, error) as file:
         try:
-            content = file.read(most + 1)
+            content = file.read(most + 1) or b""  # None: a file of the system that says nothing now
         except OSError as fault:
             raise error(f"cannot read {path}: {_reason(fault)}; check the file") from fault
     if len(content) > most:
@@ -148,9 +150,31 @@ def _check_values(tables: Mapping[str, object], source: object, error: type[Usag
     raise error(f"{source}: expected values nested at most {_MOST_DEPTH} deep, got deeper ones; flatten them")
 
 
+def _piped(path: Path) -> bytes | None:
+    """What comes out of a pipe that this process was started with; None for any other file.
+
+    It is kept: a command reads its config twice, and a pipe is empty the second time.
+    """
+    named = _OPEN_ALREADY.fullmatch(str(path))
+    if named is None:
+        return None
+    number = int(named.group(1) or 0)
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISFIFO(found.st_mode):
+            return None
+        if found.st_ino not in _from_pipes:
+            with os.fdopen(number, "rb", closefd=False) as file:
+                _from_pipes[found.st_ino] = file.read(MOST_TEXT + 1) or b""
+    except OSError:
+        return None
+    return _from_pipes[found.st_ino]
+
+
 def read_toml(path: Path, error: type[UsageError]) -> dict[str, Any]:
-    """The tables of a TOML file."""
-    content = read_limited(path, MOST_TEXT, error)
+    """The tables of a TOML file, or of what a shell pipes into `/dev/stdin` or makes of `<(command)`."""
+    piped = _piped(path)
+    content = read_limited(path, MOST_TEXT, error) if piped is None else piped
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as fault:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 LONGEST = 300
+_JOINERS = "\u200c\u200d"
+"""Parts of words in Persian and Hindi, and of emoji."""
 
 
 def shown(text: str) -> str:
@@ -25,3 +29,14 @@ def printable(text: object, most: int = LONGEST) -> str:
     raw = str(text)
     shown = "".join(letter if letter.isprintable() else "?" for letter in raw[:most])
     return shown if len(raw) <= most else f"{shown[: most - 3]}..."
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether the name of a file has no control or formatting characters; spaces and joiners of any script are none.
+
+    >>> is_plain_name("Screenshot 9.41\\u202fAM.png"), is_plain_name("a\\u202egnp.exe")
+    (True, False)
+    """
+    return name.isprintable() or all(
+        each.isprintable() or each in _JOINERS or unicodedata.category(each) == "Zs" for each in name
+    )

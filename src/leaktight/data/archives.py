@@ -23,7 +23,7 @@ from typing import IO, cast
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import most_unpacked, open_zip, opened, size_words
-from leaktight.core.text import printable
+from leaktight.core.text import is_plain_name, printable
 
 MOST_ARCHIVE = 2**40
 _MOST_LISTING = 256 * 2**20
@@ -31,6 +31,8 @@ _MOST_PARTS = 32
 _MOST_READ = 2**14
 """The most bytes that `tarfile` may ask for at once: it asks for a whole header, whose size is what the file says."""
 _CHUNK = 2**20
+_BLOCK = 4096
+"""What a file takes on a disk at least."""
 _PACKED: Mapping[bytes, Callable[[IO[bytes]], object]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 _ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError),
@@ -45,7 +47,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """
     most = left = most_unpacked(archive.stat().st_size)
     for member in members(archive):
-        left -= member.size
+        left -= max(member.size, _BLOCK)
         if left < 0:
             raise _distrusted(archive, f"more than {size_words(most)} in a file of its size")
         target = folder / member.path
@@ -94,7 +96,8 @@ def _in_tar(archive: Path, file: IO[bytes]) -> Iterator[Member]:
     file.seek(0)
     opener = _PACKED.get(start)
     plain = cast("IO[bytes]", opener(file)) if opener else file
-    with tarfile.open(fileobj=_Forward(plain), mode="r:") as packed:
+    most = most_unpacked(os.fstat(file.fileno()).st_size)
+    with tarfile.open(fileobj=_Forward(plain, most), mode="r:") as packed:
         for member in packed:
             path = _plain(archive, member.name)
             if member.isdir():
@@ -112,11 +115,12 @@ class _Forward(io.RawIOBase):
     """A stream for `tarfile` that goes forward only and gives little at once.
 
     A size below 0 would make `tarfile` read the same header for ever (CVE-2025-8194), and a header may announce
-    gigabytes, or a megabyte that takes its patterns hours (CVE-2024-6232).
+    gigabytes, or a megabyte that takes its patterns hours (CVE-2024-6232). Headers alone may unpack to terabytes, so
+    there is an end after `most` bytes.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.place = stream, 0
+    def __init__(self, stream: IO[bytes], most: int) -> None:
+        self.stream, self.most, self.place = stream, most, 0
 
     def readable(self) -> bool:
         return True
@@ -132,6 +136,8 @@ class _Forward(io.RawIOBase):
             raise tarfile.ReadError(f"expected headers of at most {_MOST_READ} bytes, got {size}")
         content = self.stream.read(size)
         self.place += len(content)
+        if self.place > self.most:
+            raise tarfile.ReadError(f"expected at most {size_words(self.most)} in a file of its size, got more")
         return content
 
     def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
@@ -152,8 +158,8 @@ def _chunks(archive: Path, stream: IO[bytes]) -> Iterator[bytes]:
 def _plain(archive: Path, name: str) -> PurePosixPath:
     """The name as a path below a folder, on any system."""
     path = PurePosixPath(name)
-    out = path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
-    if out or not name.isprintable() or len(path.parts) > _MOST_PARTS or len(name) > 1000:
+    out = not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
+    if out or not is_plain_name(name) or len(path.parts) > _MOST_PARTS or len(name) > 1000:
         raise _distrusted(archive, repr(printable(name, 100)))
     return path
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import open_zip, opened, read_limited
-from leaktight.core.text import printable
+from leaktight.core.text import is_plain_name, printable
 
 MAX_MEMBER_BYTES = 512 * 2**20
 _MAX_ZIP_RATIO = 200  # deflate reaches 1032 on zeros; photographs stay near 1
@@ -99,7 +99,7 @@ def open_tree(source: Path) -> Iterator[Tree]:
         except _ZIP_ERRORS as error:
             raise DataError(f"{source}: expected a folder or a zip, got neither ({error}); fetch it again") from None
         with archive:
-            names = frozenset(_checked(source, info) for info in archive.infolist() if not info.is_dir())
+            names = frozenset(_checked(source, info) for info in archive.infolist() if info.filename[-1:] != "/")
             yield Tree(
                 source, read=lambda name: _member(archive, source, name), has=names.__contains__, listed=lambda: names
             )
@@ -121,8 +121,9 @@ def _folder_names(folder: Path) -> Iterator[str]:
 def _checked(source: Path, info: zipfile.ZipInfo) -> str:
     path = PurePosixPath(info.filename)
     if (
-        not info.filename.isprintable()
+        not is_plain_name(info.filename)
         or path.is_absolute()
+        or not path.parts
         or ".." in path.parts
         or "\\" in info.filename
         or ":" in path.parts[0]

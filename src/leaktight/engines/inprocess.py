@@ -90,6 +90,8 @@ def answered(client: Client, job: ClientJob) -> JobDone:
             done = client.train_round(job.request, job.state)
             return JobDone(done.trained, done.state, done.truth() if job.record else None, done.report)
         return JobDone(*client.handle(job.request, job.state))
+    except SystemExit as error:  # of a method; it would end the run as if that were finished
+        raise LeaktightError(f"SystemExit: {error}; a method must not end the process") from error
     except UsageError:
         raise
     except LeaktightError as error:

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import Asked
 from leaktight.core.tensors import digest, flatten_state, squared_norm
 from leaktight.core.text import printable
@@ -153,6 +154,7 @@ def _checked(
         reason = _why_unfit(reply, broadcast, server, client)
         found = fingerprint(reply.update) if reason is None else None
     except Exception as error:  # whatever a client sends, it harms nobody but itself
+        raise_fault(error)
         return f"the update cannot be checked ({type(error).__name__})", None
     return "the update is, bit for bit, that of an earlier round" if found in known else reason, found
 

@@ -44,7 +44,9 @@ def _built(source: ModelSource, inputs: Inputs, num_classes: int, rng: Rng) -> n
             return source.build(inputs, num_classes)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "overflow" in str(error):
-            raise ModelError("the network needs more memory than there is; make its layers or images smaller") from None
+            raise ModelError(
+                "the network needs more memory than there is; make its layers or images smaller"
+            ) from error
         raise
 
 

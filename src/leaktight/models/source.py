@@ -112,7 +112,7 @@ def num_features(features: nn.Module, inputs: Images) -> int:
             raise ModelError(
                 f"expected larger images for this network, got {inputs.height}x{inputs.width}: {reason(error)}; "
                 "choose another model or scale the images up"
-            ) from None
+            ) from error
     return outputs.numel()
 
 

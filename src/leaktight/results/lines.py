@@ -50,9 +50,13 @@ def line_of(trial: Trial) -> bytes:
 
 
 def whole_lines(content: bytes) -> int:
-    """The number of bytes without an incomplete last line, which a killed process leaves."""
+    """The number of bytes without an incomplete last line, which a killed process leaves.
+
+    A last line with a CR is none of ours: another program changed the ends of the lines, and all are in it.
+    """
     whole = content.rfind(b"\n") + 1
-    return whole if content[whole:].startswith(_START[: len(content) - whole]) else len(content)
+    cut = content[whole:].startswith(_START[: len(content) - whole]) and b"\r" not in content[whole:]
+    return whole if cut else len(content)
 
 
 def read_lines(file: Path, content: bytes) -> Iterator[Line]:
