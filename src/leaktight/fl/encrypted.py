@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -232,7 +233,7 @@ class Encrypted(Aggregator):
         if len(updates) < 2:
             raise RoundFailedError("expected at least 2 encrypted updates, got 1: the aggregate would be that update")
         known = {**broadcast.params, **broadcast.buffers}
-        names: list[str] | None = None
+        names = _usual_names(updates, known)
         vectors = {}
         for client in sorted(updates):
             state = updates[client].sealed or {}
@@ -240,16 +241,14 @@ class Encrypted(Aggregator):
                 vectors[client] = Sealed.from_state(state)
             except CipherError as error:
                 raise RoundFailedError(f"{client}: {error}") from error
-            sent = state.get("names")
-            names = sent if names is None else names
-            if not isinstance(sent, list) or sent != names or not set(sent) <= known.keys():
+            if state.get("names") != names:
                 raise RoundFailedError(
                     f"{client}: expected encrypted values of the same names as the others, got others"
                 )
-            count = sum(known[name].numel() for name in sent)
+            count = sum(known[name].numel() for name in names)
             if vectors[client].count != count or vectors[client].weight != 1:
                 raise RoundFailedError(f"{client}: expected {count} encrypted values, got {vectors[client].count}")
-        return names or [], vectors
+        return names, vectors
 
     def _whole(self, weights: Mapping[str, float]) -> dict[str, int]:
         """Integer weights: if they are integers that fit, without common factor; else rounded to the largest scale."""
@@ -293,6 +292,14 @@ class SealedCombined:
             except CipherError as own:
                 return f"{client}: {own}"
         return str(error)
+
+
+def _usual_names(updates: Mapping[str, Update], known: Params) -> list[str]:
+    """The names that most clients state for their encrypted values, among lists of different known names."""
+    stated = [(updates[client].sealed or {}).get("names") for client in sorted(updates)]
+    lists = [each for each in stated if isinstance(each, list) and all(type(name) is str for name in each)]
+    counted = Counter(tuple(each) for each in lists if len(set(each)) == len(each) and set(each) <= known.keys())
+    return list(counted.most_common(1)[0][0]) if counted else []
 
 
 def _flat(changes: Params) -> Values:
