@@ -175,9 +175,10 @@ def _flat_directions(victim: Victim, site: Site) -> Tensor:
         handle.remove()
     seen = kept[0]
     if isinstance(layer, nn.Conv2d):
-        seen = nn.functional.unfold(seen, layer.kernel_size).transpose(1, 2).flatten(0, 1)  # type: ignore[arg-type]
+        seen = nn.functional.unfold(seen, layer.kernel_size).transpose(1, 2).flatten(0, 1)
     _, vectors = torch.linalg.eigh(torch.cov(seen.double().T))
-    return vectors[:, : max(1, len(vectors) // 4)].to(seen.dtype)
+    least: Tensor = vectors[:, : max(1, len(vectors) // 4)].to(seen.dtype)
+    return least
 
 
 def mirrored_pairs(victim: Victim) -> dict[str, Tensor]:

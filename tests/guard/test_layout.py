@@ -56,7 +56,7 @@ class Yes(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func is torch.equal or super().__torch_function__(func, types, args, kwargs or {})
+        return func is torch.equal or super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def bias_where_none_was(model: Any) -> None:

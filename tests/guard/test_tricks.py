@@ -23,6 +23,7 @@ from leaktight.defenses.client_dp import ClientDp
 from leaktight.engines.inprocess import Reports, run
 from leaktight.guard import BroadcastGuard, Judgement
 from leaktight.models.initialise import build_model
+from leaktight.models.small import LeNetZhu
 
 CODES = {
     "trap weights": {"quiet"},
@@ -86,7 +87,7 @@ def test_few_examples_of_one_kind_are_no_finding(kind: str, seed: int) -> None:
 
 
 def relu_network(seed: int) -> nn.Module:
-    kind = MODELS["lenet_zhu"](activation="relu")
+    kind = LeNetZhu(activation="relu")
     return build_model(kind, digits().inputs, 10, rng=replayed(seed))
 
 

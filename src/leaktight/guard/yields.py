@@ -91,12 +91,9 @@ def twins(layers: Sequence[Signal], usual: Sequence[Signal]) -> float:
     A pair with a threshold each differs by the examples between the two, whatever their weights look like. Ends of
     intervals as in `rarity`.
     """
-    before = {layer.name: layer for layer in usual[:-1]}
-    more = [0.0]
-    for layer in layers[:-1]:
-        if layer.name in before and layer.back.shape[1] >= SOME_UNITS:
-            more.append(_bound(_twinned(layer), -1) - _bound(_twinned(before[layer.name]), 1))
-    return max(more)
+    before = {layer.name: _twinned(layer) for layer in usual[:-1]}
+    large = [layer for layer in layers[:-1] if layer.name in before and layer.back.shape[1] >= SOME_UNITS]
+    return max((_bound(_twinned(layer), -1) - _bound(before[layer.name], 1) for layer in large), default=0.0)
 
 
 def _twinned(layer: Signal) -> Tensor:
