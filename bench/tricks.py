@@ -142,6 +142,45 @@ def split_imprint(victim: Victim, directions: int = 4) -> dict[str, Tensor]:
     return params
 
 
+def disguised_imprint(victim: Victim, directions: int = 16, noise: float = 0.6) -> dict[str, Tensor]:
+    """A split imprint whose rows do not look alike: each has a part of its own along which images hardly differ.
+
+    The part is `noise` times as long as the shared one, so that the cosine of two rows is 1 / (1 + noise^2), and lies
+    in the quarter of the directions in which the layer's inputs of public images vary least. With many directions the
+    rows of the layer after it do not look alike either.
+    """
+    site = site_of(victim.model)
+    name = f"{site.layer}.weight"
+    directions = min(directions, len(victim.params[name]) // 4)
+    made = split_imprint(victim, directions)
+    rows = made[name].flatten(1)
+    flat = _flat_directions(victim, site)
+    own = torch.randn(len(rows), flat.shape[1], generator=victim.generator) @ flat.T
+    own = own / own.norm(dim=1, keepdim=True) * rows.norm(dim=1, keepdim=True) * noise
+    group = torch.arange(len(rows)) * directions // len(rows)
+    place = torch.cat([torch.arange(int((group == each).sum())) for each in range(directions)])
+    shares = (place + 0.5) / torch.bincount(group)[group]
+    return _ladder(victim, {**made, name: (rows + own).reshape(made[name].shape)}, site, shares)
+
+
+def _flat_directions(victim: Victim, site: Site) -> Tensor:
+    """The quarter of the directions (inputs, k) of a layer's inputs, or patches, along which they vary least."""
+    kept: list[Tensor] = []
+    layer = victim.model.get_submodule(site.layer)
+    handle = layer.register_forward_hook(lambda module, args, output: kept.append(args[0].detach()))
+    try:
+        with torch.no_grad(), mode_of(victim.model, "eval"):
+            functional_call(victim.model, ({**victim.params}, {**victim.buffers}), (victim.public,))
+    finally:
+        handle.remove()
+    seen = kept[0]
+    if isinstance(layer, nn.Conv2d):
+        seen = nn.functional.unfold(seen, layer.kernel_size).transpose(1, 2).flatten(0, 1)
+    _, vectors = torch.linalg.eigh(torch.cov(seen.double().T))
+    least: Tensor = vectors[:, : max(1, len(vectors) // 4)].to(seen.dtype)
+    return least
+
+
 def mirrored_pairs(victim: Victim) -> dict[str, Tensor]:
     """Pairs of units that mirror each other: the same row, neighbouring thresholds, opposite readers.
 

@@ -269,3 +269,12 @@ def test_integer_weights_sum_to_the_scale(shares: dict[str, float], scale: int) 
 def test_weights_that_cannot_be_shared_out_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected shares >= 0"):
         integer_weights(shares, 100)
+
+
+@pytest.mark.parametrize("cipher", CIPHERS, ids=lambda cipher: type(cipher).__name__)
+@pytest.mark.parametrize("change", [{"count": 10**12}, {"count": 10**30}, {"weight": 10**30}, {"weight": 10**400}])
+def test_numbers_beside_a_ciphertext_are_checked_before_they_are_used(cipher: Cipher, change: dict[str, int]) -> None:
+    """A server that states a huge count or weight gets an error of the cipher, and no memory."""
+    vector = replace(sealed_by(cipher, numbers(9)), **change)  # type: ignore[arg-type]
+    with pytest.raises(CiphertextError, match="expected"):
+        cipher.decrypt(vector, keys_of(cipher).secret)

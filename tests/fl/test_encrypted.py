@@ -163,6 +163,16 @@ def test_a_bad_ciphertext_fails_the_round_by_name(damage: Any, message: str) -> 
         talk.combine(sent, state, broadcast)
 
 
+@pytest.mark.parametrize("names", [["w"], ["b", "w"], ["w", "b", "b"], [["w"], "b"], [{}], None, "wb"], ids=str)
+def test_the_first_client_by_name_does_not_decide_what_the_others_must_send(names: object) -> None:
+    """Its own names are wrong, so it is the one that is blamed, whatever they are."""
+    talk, broadcast, state = sealed_talk()
+    sent = {name: talk.seal(name, update, broadcast) for name, update in updates_of(broadcast, SIZES).items()}
+    sent["c0"] = replace(sent["c0"], sealed={**(sent["c0"].sealed or {}), "names": names})
+    with pytest.raises(RoundFailedError, match="c0: expected encrypted values of the same names as the others"):
+        talk.combine(sent, state, broadcast)
+
+
 def test_a_ciphertext_of_another_federation_is_refused() -> None:
     talk, broadcast, state = sealed_talk()
     other = talk_of(talk.aggregator, 3, seed=5)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,12 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
         self.register_buffer("fixed", torch.ones(2), persistent=False)
+        self.register_buffer("nothing", None)
+        self.plain = nn.Linear(3, 3, bias=False)
+        self.frozen = nn.Linear(2, 2, bias=False).requires_grad_(False)
+        nn.init.ones_(self.frozen.weight)
         self.scale = 2.0
+        self.steps = np.arange(3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.scale * self.layers(inputs)  # type: ignore[no-any-return]
@@ -44,6 +51,22 @@ def other_class(model: Any) -> None:
     model.layers[0].__class__ = Linear
 
 
+class Yes(Tensor):
+    """A tensor that says it equals every other."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func is torch.equal or super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def bias_where_none_was(model: Any) -> None:
+    model.plain.bias = nn.Parameter(torch.full((3,), -3.0))
+
+
+def tied(model: Any) -> None:
+    model.layers[4].bias = model.layers[0].bias
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "forward": replaced_forward,
     "forward hook": lambda model: model.layers[0].register_forward_hook(lambda *args: None),
@@ -59,6 +82,12 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "module": lambda model: model.add_module("extra", nn.Identity()),
     "buffer": lambda model: model.register_buffer("extra", torch.ones(1), persistent=False),
     "value of a fixed buffer": lambda model: model.fixed.add_(1),
+    "fixed buffer of another kind": lambda model: model._buffers.update(fixed=torch.zeros(2).as_subclass(Yes)),
+    "buffer where none was": lambda model: setattr(model, "nothing", torch.ones(3)),
+    "bias where none was": bias_where_none_was,
+    "one tensor under two names": tied,
+    "value of a frozen parameter": lambda model: model.frozen.weight.data.add_(1),
+    "attribute of numbers": lambda model: setattr(model, "steps", np.arange(3) + 1),
 }
 
 
@@ -67,8 +96,10 @@ def test_what_was_not_agreed_on_is_named(change: str) -> None:
     agreed = Net()
     model = copy.deepcopy(agreed)
     assert architecture_change(sent(model), agreed) is None
+    honest = sent(model)
     CHANGES[change](model)
     assert architecture_change(sent(model), agreed) is not None
+    assert architecture_change(replace(honest, model=model), agreed) is not None, "whatever tensors are beside it"
 
 
 def test_agreed_hooks_and_other_weights_pass() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.tricks import TRICKS, Victim
+from bench.tricks import TRICKS, Victim, disguised_imprint
 from tests.attacks.tampered import scene
 from tests.seeds import replayed
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from leaktight.defenses.client_dp import ClientDp
 from leaktight.engines.inprocess import Reports, run
 from leaktight.guard import BroadcastGuard, Judgement
 from leaktight.models.initialise import build_model
+from leaktight.models.small import LeNetZhu
 
 CODES = {
     "trap weights": {"quiet"},
@@ -60,6 +61,34 @@ def judged(
 def test_a_trick_is_noticed_in_the_first_round(kind: str, trick: str, private: bool) -> None:
     found = {finding.code for finding in judged(kind, TRICKS[trick], private=private).findings}
     assert CODES[trick] <= found
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["own examples", "made-up examples"])
+def test_an_imprint_whose_rows_do_not_look_alike_is_noticed_and_counted(private: bool) -> None:
+    """It gives three quarters of the images away: its rows differ only where images do not."""
+    found = judged("mlp", disguised_imprint, private=private)
+    assert found.signs["mirrored"] == 0.0
+    assert {finding.code for finding in found.findings} >= {"twins"}
+    assert found.leak is not None
+    assert private or found.leak > 0.6, "the estimate is of the own examples"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["mlp", "lenet_relu"])
+def test_few_examples_of_one_kind_are_no_finding(kind: str, seed: int) -> None:
+    """One of two examples that is alone by chance, examples of one class, and one example many times."""
+    make = {"mlp": lambda s: network("mlp", s), "lenet_relu": relu_network}[kind]
+    data = digits().train
+    one_class = (data.targets == seed).nonzero().flatten()[:32]
+    for places in (torch.arange(2) + 2 * seed, one_class, one_class[:1].repeat(32)):
+        own = Sight(inputs=digits().inputs, rng=replayed(1), examples=data.batch(places))
+        sent = Broadcast(cloned(parameters_of(make(seed))), {}, 0)
+        assert not BroadcastGuard().judge(sent, make(seed + 50), own, {}).findings
+
+
+def relu_network(seed: int) -> nn.Module:
+    kind = LeNetZhu(activation="relu")
+    return build_model(kind, digits().inputs, 10, rng=replayed(seed))
 
 
 @pytest.mark.parametrize("private", [False, True], ids=["own examples", "made-up examples"])

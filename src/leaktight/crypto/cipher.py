@@ -187,6 +187,8 @@ class Cipher(ABC):
             )
         if sealed.key != key:
             raise WrongKeyError(f"expected a ciphertext under key {key}, got one under {sealed.key:.32}")
+        if sealed.weight > self.most_weight:
+            raise CiphertextError(f"expected a weight of at most {self.most_weight}, got a larger one")
 
     @property
     def form(self) -> str:

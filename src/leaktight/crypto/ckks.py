@@ -115,9 +115,10 @@ class Ckks(Cipher):
     def decrypt(self, sealed: Sealed, secret: bytes) -> Values:
         tag, key = _secret_of(secret, self.ring)
         self.check_own(sealed, tag)
+        parts = self._parted(sealed)
         values = np.empty(sealed.count)
         with bench(self.ring, self.scale) as tool:
-            for start, part in zip(range(0, sealed.count, self.ring), self._parted(sealed), strict=True):
+            for start, part in zip(range(0, sealed.count, self.ring), parts, strict=True):
                 values[start : start + self.ring] = tool.decrypted(part, key)[: sealed.count - start]
         values *= self.bound / sealed.weight
         most = self.bound + (self.noise_bound if sealed.noisy else 0.0)

@@ -15,7 +15,7 @@ from leaktight.core.tasks import Penalised
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import Batch, Broadcast
 from leaktight.guard.signals import Signal, made_up, signals
-from leaktight.guard.yields import given_away, hushed, rarity
+from leaktight.guard.yields import given_away, hushed, rarity, twins
 from leaktight.models.surgery import final_linear, mode_of
 
 PROBED = 64
@@ -26,11 +26,14 @@ PROBED = 64
 class Behaviour:
     """leak: the share of the examples that some unit carries alone. usual: the same of the agreed network.
 
-    rare, quiet, hushed: see `BroadcastGuard`.
+    one: the share of one example, by which the two may differ by chance.
+    twins, rare, quiet, hushed: see `BroadcastGuard`.
     """
 
     leak: float
     usual: float
+    one: float
+    twins: float
     rare: float
     quiet: float
     hushed: float
@@ -38,7 +41,8 @@ class Behaviour:
     def signs(self) -> Iterator[tuple[str, tuple[float, str]]]:
         """The code of each sign with its value and message."""
         more = f"the update would give away {self.leak:.0%} of the examples one by one, {self.usual:.0%} is usual"
-        yield "leak", (self.leak - self.usual, f"{more} ({{value:.2f}} more, limit {{limit:g}})")
+        yield "leak", (self.leak - self.usual - self.one, f"{more} (one and {{value:.2f}} more, limit {{limit:g}})")
+        yield "twins", (self.twins, "units differ in thresholds alone ({value:.2f} of a layer, limit {limit:g})")
         yield "rare", (self.rare, "units answer to few examples ({value:.2f} of a layer, limit {limit:g})")
         yield "quiet", (self.quiet, "a layer's units answer {value:.0%} less often than usual, limit {limit:.0%}")
         yield "hushed", (self.hushed, "the last layer hides examples ({value:.2f} of them, limit {limit:g})")
@@ -56,7 +60,7 @@ def look(broadcast: Broadcast, model: nn.Module, sight: Sight) -> Behaviour | No
     leak, usual = (float(given_away(each).double().mean()) for each in (sent, own))
     head = _head(model, sent)
     rare, quiet = rarity(sent, own)
-    return Behaviour(leak, usual, rare, quiet, 0.0 if head is None else hushed(head))
+    return Behaviour(leak, usual, 1 / len(batch), twins(sent, own), rare, quiet, 0.0 if head is None else hushed(head))
 
 
 def _head(model: nn.Module, layers: list[Signal]) -> Signal | None:

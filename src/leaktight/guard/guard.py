@@ -60,9 +60,11 @@ class BroadcastGuard:
     action: "refuse" sends nothing in a suspicious round, "warn" trains with a warning.
     The others are limits > 0; a model above any of them is suspicious.
     By the client's examples, or by made-up ones beside a defense with differential privacy: leak: the share of the
-    examples that the update would give away alone, above that of the agreed network as the client has it. rare: the
-    share of a layer's units that few examples reach. quiet: how much less often its units are reached, on average, than
-    in the agreed network. hushed: the share of the examples whose error the last layer keeps from the network.
+    examples that the update would give away alone, but for one, above that of the agreed network as the client has it.
+    twins: the share of a layer's units that get the same as another from the examples that reach both, above that of
+    the agreed network. rare: the share of a layer's units that few examples reach. quiet: how much less often its units
+    are reached, on average, than in the agreed network. hushed: the share of the examples whose error the last layer
+    keeps from the network.
     By the weights: alike: the share of the rows or columns of a matrix, before the last layer, along one direction.
     mirrored: the share of a matrix's rows with a parallel or opposite one beside them. row, bias: of the last layer,
     the longest row over the median row, and the largest distance of a bias from the median bias in lengths of rows.
@@ -76,6 +78,7 @@ class BroadcastGuard:
 
     action: Literal["refuse", "warn"] = "refuse"
     leak: float = 0.4
+    twins: float = 0.3
     rare: float = 0.3
     quiet: float = 0.2
     hushed: float = 0.5

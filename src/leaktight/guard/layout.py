@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -52,11 +53,24 @@ def _module_change(sent: nn.Module, agreed: nn.Module) -> str | None:
         for part, mine, other in _attributes(module, theirs[name]):
             if not _same(mine, other):
                 return f"{part!r} of module {name!r} is not the one agreed on"
-    fixed = {name: tensor for name, tensor in agreed.named_buffers() if name not in buffers_of(agreed)}
-    for name, tensor in sent.named_buffers():
-        if name in fixed and not torch.equal(tensor, fixed[name]):
-            return f"the fixed buffer {name!r} is not the one agreed on"
+    return _held_change(sent, agreed)
+
+
+def _held_change(sent: nn.Module, agreed: nn.Module) -> str | None:
+    """The first difference in the tensors that two networks hold: their names, and values of those that are fixed."""
+    theirs, ours = _held(sent), _held(agreed)
+    if (odd := next(iter(theirs.keys() ^ ours.keys()), None)) is not None:
+        return f"the network that was sent holds other tensors than the one agreed on ({odd!r})"
+    learnt = {*parameters_of(agreed), *buffers_of(agreed)}
+    for name in ours.keys() - learnt:
+        if type(theirs[name]) not in _PLAIN or not torch.equal(theirs[name], ours[name]):
+            return f"the fixed tensor {name!r} is not the one agreed on"
     return None
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a network by name; one under two names is there once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 _MISSING = object()
@@ -82,6 +96,8 @@ def _same(mine: object, other: object) -> bool:
         return False
     if isinstance(mine, Tensor) and isinstance(other, Tensor):
         return torch.equal(mine, other)
+    if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(mine, other)
     if isinstance(mine, Mapping) and isinstance(other, Mapping):
         counted = all(isinstance(key, int) for key in (*mine, *other))  # hooks have numbers that are counted up
         known = len(mine) == len(other) if counted else list(mine) == list(other)

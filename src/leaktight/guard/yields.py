@@ -19,11 +19,15 @@ SELDOM = 0.15
 SOME_UNITS = 8
 """Layers with fewer units are left out."""
 
+TWINS = 0.98
+"""The cosine, or its opposite, from which two units get the same from the examples that reach both."""
+
+_SHARED = 4  # examples that reach both units of a pair; fewer agree by chance
 _PAIRS = 4096
 
 
 def given_away(layers: Sequence[Signal]) -> Tensor:
-    """Which examples (N,) some unit, or the difference of two units with like rows, carries alone.
+    """Which examples (N,) some unit, or the difference of two twins or units with like rows, carries alone.
 
     The last layer counts only where there is no other: its inputs are features, and its labels are no secret.
     """
@@ -42,7 +46,7 @@ def _alone(strength: Tensor) -> Tensor:
 
 
 def _alone_in_pairs(layer: Signal) -> Tensor:
-    first, second = _like_rows(layer.rows)
+    first, second = _pairs(layer)
     if not len(first):
         return first
     left, right = layer.back[:, first], layer.back[:, second]  # (N, pairs, places)
@@ -54,13 +58,46 @@ def _alone_in_pairs(layer: Signal) -> Tensor:
     return _alone(torch.where(rest > 1e-5 * whole, rest, 0.0))
 
 
-def _like_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Ordered pairs of units with like rows; of many, those that are most alike."""
-    unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    like = (unit @ unit.T).abs().fill_diagonal_(0.0)
+def _pairs(layer: Signal) -> tuple[Tensor, Tensor]:
+    """Ordered pairs of twins, and of units with like rows; of many, twins first, and those that are most alike."""
+    unit = layer.rows / layer.rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    rows, signal = (unit @ unit.T).abs().fill_diagonal_(0.0), _likeness(layer)
+    like = torch.where(signal > TWINS, 1 + signal, torch.where(rows > PARALLEL, rows, 0.0))
     values, places = like.flatten().topk(min(_PAIRS, like.numel()))
-    places = places[values > PARALLEL]
+    places = places[values > 0]
     return places // len(rows), places % len(rows)
+
+
+def _likeness(layer: Signal) -> Tensor:
+    """How alike two units (units, units) are: the cosine of what they get from the examples that reach both.
+
+    Examples count the same, however well learnt. 0 for a unit and itself, for pairs that few examples reach, and where
+    what both get, by place, is less than half of what one gets.
+    """
+    sent = layer.back / layer.strength.sum(1).clamp_min(1e-38)[:, None, None]
+    sent = sent.transpose(1, 2).flatten(0, 1)  # (N places, units)
+    there = (sent != 0).to(sent.dtype)
+    reached = (layer.strength > 0).to(sent.dtype)
+    energy = sent.square().T @ there
+    like = (sent.T @ sent).abs() / (energy * energy.T).sqrt().clamp_min(1e-38)
+    overlap = energy > 0.5 * energy.diagonal()[:, None]
+    known = overlap & overlap.T & (reached.T @ reached >= _SHARED)
+    return torch.where(known, like, 0.0).fill_diagonal_(0.0)
+
+
+def twins(layers: Sequence[Signal], usual: Sequence[Signal]) -> float:
+    """Of the layer where it is largest: the share of units with a twin, above that of an honest network.
+
+    A pair with a threshold each differs by the examples between the two, whatever their weights look like. Ends of
+    intervals as in `rarity`.
+    """
+    before = {layer.name: _twinned(layer) for layer in usual[:-1]}
+    large = [layer for layer in layers[:-1] if layer.name in before and layer.back.shape[1] >= SOME_UNITS]
+    return max((_bound(_twinned(layer), -1) - _bound(before[layer.name], 1) for layer in large), default=0.0)
+
+
+def _twinned(layer: Signal) -> Tensor:
+    return (_likeness(layer).amax(1) > TWINS).double()
 
 
 def reach(layer: Signal, kept: Tensor) -> Tensor:
