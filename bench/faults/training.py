@@ -22,7 +22,7 @@ from leaktight.results.folder import RunFolder
 KILLS = 20
 FLIPS = 20
 TRIES = 3
-DISKS = ("150k", "300k", "450k")
+DISKS = ("150k", "220k", "300k")
 """Sizes of the disks that run full: before the first checkpoint, and after some."""
 POISON = '''
 import os
