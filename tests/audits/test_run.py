@@ -211,7 +211,7 @@ def test_the_production_track_is_a_second_experiment_of_the_same_run(tmp_path: P
     watcher = Told()
     summary = run(experiment, tmp_path / "run", watcher, production=production)
     assert watcher.rounds == [("none (production)", 1)]
-    assert (tmp_path / "run" / "training" / "production" / "none" / "round-0001.safetensors").exists()
+    assert (tmp_path / "run" / "training" / "production" / "none" / "round-0001.state").exists()
     lines = trials_of(tmp_path / "run")
     attacked = lines["production.none.dlg.t000.r001"]
     assert attacked.status == "done", attacked.error

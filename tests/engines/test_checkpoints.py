@@ -71,7 +71,7 @@ def test_the_last_checkpoints_are_kept(federation: Federation, tmp_path: Path) -
     trained(federation, tmp_path)
     folder = RunFolder(tmp_path)
     assert folder.checkpoints == folder.all_private == [3, 4, 5]
-    assert [len(Checkpoints(folder).load(number).rows) for number in (3, 4, 5)] == [3, 4, 5]
+    assert [len(Checkpoints(folder).read(number).rows) for number in (3, 4, 5)] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("number", [1, 4, 5])
@@ -190,7 +190,7 @@ def test_who_was_asked_in_rounds_that_were_set_aside_only_is_asked_again(
     federation = make_federation(clients=10, plan=FederationPlan(rounds=ROUNDS, per_round=2), defense=defense)
     trained(federation, tmp_path)
     folder = RunFolder(tmp_path)
-    states = {number: Checkpoints(folder).load(number).state for number in (4, 5)}
+    states = {number: Checkpoints(folder).read(number).state for number in (4, 5)}
     assert states[4] is not None
     assert states[5] is not None
     assert set(states[5].clients) > set(states[4].clients), "somebody is asked in the last round first"

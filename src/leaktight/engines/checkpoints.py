@@ -102,9 +102,9 @@ class Checkpoints:
                 f"{self.folder.older_checkpoint} is of an older version of Leaktight; start a new run in another --out"
             )
         kept = self.folder.checkpoints
-        return self.load(kept[-1]) if kept else Checkpoint()
+        return self.read(kept[-1]) if kept else Checkpoint()
 
-    def load(self, rounds: int) -> Checkpoint:
+    def read(self, rounds: int) -> Checkpoint:
         """The checkpoint after this number of rounds."""
         remedy = self.retry or self._remedy(rounds)
         stored: Mapping[str, Any] = load_checkpoint(self.folder.checkpoint(rounds), remedy=remedy)
@@ -134,7 +134,7 @@ class Checkpoints:
                 f"expected --from-round to be one of {', '.join(map(str, possible)) or 'no round yet'}, got {number}; "
                 "federation.keep_checkpoints says how many rounds are kept"
             )
-        point = self.load(number - 1) if number - 1 in kept else Checkpoint(first)
+        point = self.read(number - 1) if number - 1 in kept else Checkpoint(first)
         undone = self._undone(number) if counts else None
         if undone is not None or point.state is first:
             self.store_only(replace(point, undone=undone))
@@ -150,7 +150,7 @@ class Checkpoints:
         clients: Mapping[str, State] = {}
         for done in (each for each in self.folder.checkpoints if each >= number):
             try:
-                point = self.load(done)
+                point = self.read(done)
             except CheckpointError:
                 continue
             assert point.state is not None
