@@ -153,7 +153,7 @@ def worker_killed(runs: Runs) -> Count:
         if workers:
             os.kill(workers[-1], signal.SIGKILL)
         _, errors = process.communicate()
-        notes.add(errors.strip().splitlines()[-1][:80])
+        notes.add(errors.strip().splitlines()[-1].partition("; ")[0])
         held += one_line(errors, process.returncode) and digest_of(runs.run(out, "--resume")) == expected
     wanted = "exit code 1, one line, and after --resume the same model"
     return Count("a worker process killed", wanted, TRIES, held, "; ".join(sorted(notes)))
@@ -181,7 +181,8 @@ def disk_full(runs: Runs) -> Count:
         )
         code = runs.place / f"code-{size}"
         errors = (runs.place / f"errors-{size}").read_text() if code.exists() else "no tmpfs here"
-        notes.append(f"{size}: {errors.strip().splitlines()[-1].rpartition('; ')[0][-60:]}")
+        message = errors.strip().splitlines()[-1].partition("; ")[0]
+        notes.append(f"{size}: {message.rpartition('/')[2]}")
         held += one_line(errors, int(code.read_text() or 0) if code.exists() else 0) and digest_of(done) == expected
     wanted = "exit code 1, one line, and after --resume the same model"
     return Count("the disk runs full", wanted, len(DISKS), held, "; ".join(notes))
