@@ -254,7 +254,7 @@ def killed_superlinks(deployment: Deployment, folder: Path) -> Iterator[Count]:
         run, name = folder / f"superlink-run-{number}", f"superlink{number}"
         with nodes_of(deployment, federation, name, {}):
             deployment.submit(project, said(run, "join-seconds=120"))
-            wait_until((run / "checkpoint.safetensors").exists, 240)
+            wait_until(lambda run=run: any(run.glob("checkpoint-*.state")), 240)
             deployment.stop("superlink", signal.SIGKILL)
         began = time.monotonic()
         deployment.start_superlink()

@@ -32,11 +32,11 @@ def main(parts: Sequence[str]) -> None:
         raise SystemExit(f"unknown part {wrong[0]!r}; choose from: {', '.join(PARTS)}")
     for part in parts or PARTS:
         found = []
+        KEPT.mkdir(exist_ok=True)
         for count in import_module(f"bench.faults.{part}").counts():
             found.append(asdict(count))
             print(f"{part}: {count.fault}: {count.held} of {count.tried} {count.note}", flush=True)
-        KEPT.mkdir(exist_ok=True)
-        (KEPT / f"{part}.json").write_text(json.dumps(found, indent=1) + "\n")
+            (KEPT / f"{part}.json").write_text(json.dumps(found, indent=1) + "\n")
     PAGE.write_text(page())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from leaktight.core.errors import LeaktightError, UsageError
+from leaktight.core.errors import LeaktightError, MachineError, UsageError
 from leaktight.core.types import Broadcast, Examples
 from leaktight.runtime import processes
 from leaktight.runtime.cluster import Ray
@@ -96,6 +96,17 @@ class Sum:
     def __call__(self, job: tuple[int, Broadcast], tell: Tell[object]) -> torch.Tensor:
         number, model = job
         return model.params["w"] + number + int(self.examples.inputs.sum())
+
+
+def test_the_end_of_the_process_that_starts_workers_is_a_fault_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection to it is reset while a job is handed in."""
+
+    def reset(*args: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(concurrent.futures.ProcessPoolExecutor, "submit", reset)
+    with pytest.raises(MachineError, match="a worker process died"):
+        run_all(double, [1, 2], workers=2)
 
 
 @pytest.mark.parametrize("executor", [Inline(), Processes(2)])

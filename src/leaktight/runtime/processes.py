@@ -160,7 +160,7 @@ class _Pool(Generic[J, M, R]):
             while True:
                 while len(running) <= self.number and (following := next(waiting, None)) is not None:
                     place, job = following
-                    running[self.pool.submit(_run, place, dumped(job, shared), common)] = place
+                    running[self._submitted(place, dumped(job, shared), common)] = place
                 if not running:
                     return
                 finished, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -176,6 +176,12 @@ class _Pool(Generic[J, M, R]):
         except BaseException:
             self.life.close()
             raise
+
+    def _submitted(self, place: int, job: bytes, common: list[Shared]) -> Future[bytes]:
+        try:
+            return self.pool.submit(_run, place, job, common)
+        except (ConnectionError, EOFError) as error:  # of the process that starts workers, which was killed
+            raise BrokenProcessPool(str(error)) from error
 
 
 def _context(preload: list[str]) -> Any:
