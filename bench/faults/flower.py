@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,7 @@ from leaktight.engines.flower.identity import identity_in, new_identity
 from leaktight.engines.flower.messages import read_reply, reply_message
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Failed, Outcome, Request, Train, Trained
+from leaktight.results.folder import RunFolder
 
 from flwr.app import ConfigRecord, Message, RecordDict  # isort: skip
 
@@ -254,7 +256,7 @@ def killed_superlinks(deployment: Deployment, folder: Path) -> Iterator[Count]:
         run, name = folder / f"superlink-run-{number}", f"superlink{number}"
         with nodes_of(deployment, federation, name, {}):
             deployment.submit(project, said(run, "join-seconds=120"))
-            wait_until(lambda run=run: any(run.glob("checkpoint-*.state")), 240)
+            wait_until(partial(has_checkpoint, run), 240)
             deployment.stop("superlink", signal.SIGKILL)
         began = time.monotonic()
         deployment.start_superlink()
@@ -264,6 +266,10 @@ def killed_superlinks(deployment: Deployment, folder: Path) -> Iterator[Count]:
     wanted = "started and submitted again, the run ends in the model, to the bit, of a run that was not interrupted"
     note = f"Flower takes nodes back {max(waits):.0f} s after the restart"
     yield Count("the SuperLink is killed in a round", wanted, TRIES, held, note)
+
+
+def has_checkpoint(run: Path) -> bool:
+    return bool(RunFolder(run).checkpoints)
 
 
 def made(folder: Path, rounds: int) -> tuple[Path, Federation]:
