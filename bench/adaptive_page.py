@@ -27,6 +27,8 @@ the settings of the search were chosen on others. `python -m bench adaptive rend
 the [leaderboard](../leaderboard.md), which hold every score, the configs and the digests of the runs
 (`python -m bench adaptive`). A dash: no trial was valid, as the own loss of the search did not fall by a hundredth;
 with default weights most of a gradient is the same for every image. Settings that are not here were not measured.
+The rows of FedKL, and of OUTPOST with default weights, are older than their present attackers, which reach more
+([adaptive.md](../adaptive.md)).
 """
 
 
