@@ -21,7 +21,7 @@ KILLS = 20
 TERMS = 4
 WORKERS_KILLED = 4
 DISKS = ("40k", "120k", "200k", "280k", "340k", "380k")
-LIMITS = (600, 6_000, 20_000, 34_000, 60_000)
+LIMITS = (1_200, 6_000, 20_000, 34_000, 60_000)
 DAMAGES = 6
 SAME = "exit 1, one line with a remedy; after --resume the same bits"
 
