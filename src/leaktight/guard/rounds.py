@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from scipy import stats
-
 RISK = 1e-6
 """The chance that an honest number is not believed."""
 
@@ -21,6 +19,8 @@ def fault(number: object, last: int, seen: int, share: float) -> str | None:
         return f"{number!r:.40} is not a round number"
     if number <= last:
         return f"round {number + 1} comes after round {last + 1}"
+    from scipy import stats  # slow to import
+
     most = LATE + seen + 1 + int(stats.nbinom.ppf(1 - RISK, seen + 1, share))
     if number >= most:
         return f"round {number + 1} is beyond {most}, the most that {seen + 1} own rounds make likely"
@@ -29,4 +29,6 @@ def fault(number: object, last: int, seen: int, share: float) -> str | None:
 
 def elapsed(number: int, last: int, share: float) -> int:
     """How many rounds have passed since the last one: as stated, but no more than the plan makes likely."""
+    from scipy import stats  # slow to import
+
     return max(1, min(number - last, int(stats.geom.ppf(1 - RISK, share)) if share < 1 else 1))

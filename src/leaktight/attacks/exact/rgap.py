@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import scipy.linalg
 import torch
 import torch.nn.functional as F
-from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
@@ -137,6 +135,8 @@ def margins(product: float) -> list[float]:
     ([1.0, 1.596918], [-2.0])
     """
 
+    from scipy.optimize import brentq  # slow to import
+
     def gap(margin: float) -> float:
         return float(-margin / (1 + np.exp(margin)) - product)
 
@@ -217,6 +217,8 @@ def _least_squares(normal: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, 
 
     Unknowns beyond the rank are not determined and set to zero.
     """
+    import scipy.linalg  # slow to import
+
     factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(normal, lower=0)
     order = pivots - 1
     upper = np.triu(factor)[:rank, :rank]
