@@ -175,17 +175,16 @@ def accepted(
             updates[client] = reply.update
         else:
             failures[client] = printable(reason or "no update")
+    used = Accepted(updates, failures, {}, before)
     if "num_examples" in server.setup.aggregator.needs:
-        failures |= _unweighted(updates)
-        updates = {client: update for client, update in updates.items() if client not in failures}
-    flags = _unusual(updates)
+        used = used.without(_unweighted(updates))
+    norms = _norms(used.updates)
+    used = replace(used, flags=_unusual(norms, UNUSUAL_NORM))
     if server.plan.norm_limit is not None:
-        failures |= _unusual(updates, server.plan.norm_limit)
-        updates = {client: update for client, update in updates.items() if client not in failures}
-    fresh = {client: found for client in updates if (found := hashes[client]) is not None}
+        used = used.without(_unusual(norms, server.plan.norm_limit))
+    fresh = {client: found for client in used.updates if (found := hashes[client]) is not None}
     kept = {client: [*before.get(client, ()), found][-REMEMBERED:] for client, found in fresh.items()}
-    flags = {client: flag for client, flag in flags.items() if client in updates}
-    return Accepted(updates, failures, flags, {**before, **kept})
+    return replace(used, seen={**before, **kept})
 
 
 def fingerprint(update: Update) -> str | None:
@@ -204,13 +203,17 @@ def _unweighted(updates: Mapping[str, Update]) -> dict[str, str]:
     return dict.fromkeys(without, "the update has no number of examples, which its weight needs")
 
 
-def _unusual(updates: Mapping[str, Update], most: float = UNUSUAL_NORM) -> dict[str, str]:
-    """Updates that are longer than `most` times the median of their round, with the reason; encrypted ones are not."""
+def _norms(updates: Mapping[str, Update]) -> dict[str, float]:
+    """The norm of each plain update; empty if there are too few to compare."""
     plain = {client: update for client, update in updates.items() if update.sealed is None}
     if len(plain) < LEAST_COMPARED:
         return {}
-    norms = {client: float(squared_norm(update.tensors.values())) ** 0.5 for client, update in plain.items()}
-    median = statistics.median(norms.values())
+    return {client: float(squared_norm(update.tensors.values())) ** 0.5 for client, update in plain.items()}
+
+
+def _unusual(norms: Mapping[str, float], most: float) -> dict[str, str]:
+    """Updates that are longer than `most` times the median of their round, with the reason."""
+    median = statistics.median(norms.values()) if norms else 0.0
     return {
         client: f"its norm, {norm:.3g}, is {norm / median:.3g} times the median of the round's updates"
         for client, norm in norms.items()

@@ -134,7 +134,6 @@ def margins(product: float) -> list[float]:
     >>> [round(m, 6) for m in margins(-1 / (1 + np.e))], [round(m, 6) for m in margins(2 / (1 + np.exp(-2)))]
     ([1.0, 1.596918], [-2.0])
     """
-
     from scipy.optimize import brentq  # slow to import
 
     def gap(margin: float) -> float:
