@@ -3,74 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CONFIG = f"""
-secret_seed = "{"ab" * 32}"
-seed = 3
-[data]
-kind = "digits"
-size = 8
-[partition]
-kind = "iid"
-clients = 4
-[model]
-kind = "lenet_zhu"
-activation = "sigmoid"
-init = "wide"
-[local]
-epochs = 1
-batch_size = 64
-learning_rate = 0.2
-[federation]
-rounds = 6
-per_round = 2
-[threat]
-knows = ["batch_size", "buffers", "labels", "local_training"]
-[audit]
-trials = 2
-metrics = []
-attack_round = 5
-[audit.local]
-samples = 1
-batch_size = 1
-[[defense]]
-kind = "noise"
-[[attack]]
-kind = "csdlg"
-iterations = 3
-backend = "eager"
-[[attack]]
-kind = "mean_image"
-"""
+from tests.audits.scenes import SMALL
+
+from bench.faults.commands import Ended
+
+SETTINGS = (
+    f"secret_seed={'ab' * 32}",
+    "federation.rounds=6",
+    "audit.attack_round=5",
+    "attack.csdlg.iterations=3",
+)
 """Two trainings of five rounds (no defense, noise), then ten trials: a second or two of work."""
 TRIALS = 10
 _OF_THE_CALL = ("run", "command", "digest", "spending", "answer")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, and what it printed on standard error."""
-
-    code: int
-    errors: str
-
-    @property
-    def last(self) -> str:
-        return (self.errors.strip().splitlines() or [""])[-1]
-
-    def clear(self, code: int, *words: str) -> bool:
-        """Whether it ended with this code and one line that has these words, without a traceback."""
-        line = self.last.startswith("leaktight: ") and all(word in self.last for word in words)
-        return self.code == code and line and "Traceback" not in self.errors
 
 
 @dataclass(frozen=True)
@@ -81,12 +34,13 @@ class Scene:
     workers: int = 2
 
     def command(self, run: str, *more: str) -> list[str]:
-        words = ["audit", "audit.toml", "--json", "--workers", str(self.workers), "--out", run]
+        chosen = [word for each in SETTINGS for word in ("--set", each)]
+        words = ["audit", "audit.toml", *chosen, "--json", "--workers", str(self.workers), "--out", run]
         return [sys.executable, "-m", "leaktight", *words, *more]
 
     def start(self, run: str, *more: str, limit: Callable[[], None] | None = None) -> subprocess.Popen[str]:
         """A running audit in a process group of its own. limit: called in its process before it starts."""
-        (self.folder / "audit.toml").write_text(CONFIG)
+        (self.folder / "audit.toml").write_text(SMALL)
         with (self.folder / f"{run}.log").open("w") as log:
             return subprocess.Popen(
                 self.command(run, *more),
@@ -107,7 +61,7 @@ class Scene:
 
     def in_own_mounts(self, script: str) -> list[Ended]:
         """Run a shell script with mounts of its own. Each `audit RUN ...` in it is an audit; gives how they ended."""
-        (self.folder / "audit.toml").write_text(CONFIG)
+        (self.folder / "audit.toml").write_text(SMALL)
         words = " ".join(self.command("$1")[:-2])
         audit = f'audit() {{ run=$1; shift; {words} --out $run "$@" 2>&1 >/dev/null; echo "=== $?"; }}\n'
         done = subprocess.run(
@@ -157,34 +111,3 @@ class Scene:
         """The number of trials that are stored as failed."""
         file = self.folder / run / "trials.jsonl"
         return file.read_bytes().count(b'"status": "failed"') if file.exists() else 0
-
-
-def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """The worker processes of a running audit: the children of its children."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if words[0] != "Z":
-            parents[int(status.parent.name)] = int(words[1])
-    children = {child for child, parent in parents.items() if parent == process.pid}
-    return sorted(child for child, parent in parents.items() if parent in children)
-
-
-def end_group(process: subprocess.Popen[str], how: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to an audit and all its processes."""
-    try:
-        os.killpg(process.pid, how)
-    except ProcessLookupError:
-        return
-
-
-def own_mounts() -> bool:
-    """Whether this user may mount file systems of its own."""
-    command: Sequence[str] = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    try:
-        return subprocess.run(command, check=False, capture_output=True).returncode == 0
-    except OSError:
-        return False

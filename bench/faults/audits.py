@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.faults.audit_scene import TRIALS, Ended, Scene, end_group, own_mounts, workers_of
+from bench.faults.audit_scene import TRIALS, Scene
+from bench.faults.commands import Ended, end_group, own_mounts, workers_of
 from bench.faults.count import Count
 
 KILLS = 20

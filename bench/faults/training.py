@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.faults.commands import Ended, workers_of
 from bench.faults.count import Count
 from leaktight.core.errors import CheckpointError
 from leaktight.core.rng import Rng
@@ -110,11 +112,6 @@ def digest_of(done: subprocess.CompletedProcess[str]) -> str:
     return str(json.loads(done.stdout)["model_digest"]) if done.returncode == 0 else ""
 
 
-def one_line(errors: str, code: int | None, expected: int = 1) -> bool:
-    """Whether the process ended with this exit code and a message of one line, not a traceback."""
-    return code == expected and "Traceback" not in errors and errors.strip().splitlines()[-1].startswith("leaktight: ")
-
-
 def killed(runs: Runs) -> Count:
     expected, draw = runs.whole(), Rng(1).public_numpy()
     readable = 0
@@ -149,21 +146,15 @@ def worker_killed(runs: Runs) -> Count:
         out = f"worker-{number}"
         process = runs.start(out, "--workers", "2")
         runs.wait(out, process, 2 + number)
-        workers = children(process.pid)
+        workers = workers_of(process)
         if workers:
             os.kill(workers[-1], signal.SIGKILL)
         _, errors = process.communicate()
-        notes.add(errors.strip().splitlines()[-1].partition("; ")[0])
-        held += one_line(errors, process.returncode) and digest_of(runs.run(out, "--resume")) == expected
+        ended = Ended(process.returncode, errors)
+        notes.add(ended.last.partition("; ")[0])
+        held += ended.clear(1) and digest_of(runs.run(out, "--resume")) == expected
     wanted = "exit code 1, one line, and after --resume the same model"
     return Count("a worker process killed", wanted, TRIES, held, "; ".join(sorted(notes)))
-
-
-def children(parent: int) -> list[int]:
-    """The processes that the run started, without helpers of Python's own (trackers of resources, fork servers)."""
-    found = subprocess.run(["pgrep", "-a", "-g", str(parent)], capture_output=True, text=True, check=False).stdout
-    lines = [line.split(maxsplit=1) for line in found.splitlines()]
-    return [int(number) for number, words in lines if int(number) != parent and "resource_tracker" not in words]
 
 
 def disk_full(runs: Runs) -> Count:
@@ -171,25 +162,23 @@ def disk_full(runs: Runs) -> Count:
     for size in DISKS:
         out = f"disk-{size}"
         (runs.place / out).mkdir()
-        words = [*runs.command(f"{out}/run", "--resume")]
+        command = shlex.join(runs.command(f"{out}/run", "--resume"))
         script = (
-            f"mount -t tmpfs -o size={size} tmpfs {out} && {quoted(words)} > /dev/null 2> errors-{size}; "
-            f"echo $? > code-{size}; mount -o remount,size=64m {out} && {quoted(words)}"
+            f"mount -t tmpfs -o size={size} tmpfs {out} && {command} > /dev/null 2> errors-{size}; "
+            f"echo $? > code-{size}; mount -o remount,size=64m {out} && {command}"
         )
         done = subprocess.run(
             ["unshare", "-rm", "sh", "-c", script], cwd=runs.place, capture_output=True, text=True, check=False
         )
         code = runs.place / f"code-{size}"
-        errors = (runs.place / f"errors-{size}").read_text() if code.exists() else "no tmpfs here"
-        message = errors.strip().splitlines()[-1].partition("; ")[0]
+        mounted = code.exists()
+        errors = (runs.place / f"errors-{size}").read_text() if mounted else ""
+        ended = Ended(int(code.read_text() or 0) if mounted else 0, errors)
+        message = ended.last.partition("; ")[0] if mounted else "no tmpfs here"
         notes.append(f"{size}: {message.rpartition('/')[2]}")
-        held += one_line(errors, int(code.read_text() or 0) if code.exists() else 0) and digest_of(done) == expected
+        held += ended.clear(1) and digest_of(done) == expected
     wanted = "exit code 1, one line, and after --resume the same model"
     return Count("the disk runs full", wanted, len(DISKS), held, "; ".join(notes))
-
-
-def quoted(words: Sequence[str]) -> str:
-    return " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
 
 
 def flipped(runs: Runs) -> Count:
@@ -201,7 +190,7 @@ def flipped(runs: Runs) -> Count:
         content[int(draw.integers(len(content)))] ^= 1 << int(draw.integers(8))
         kept, _ = path.read_bytes(), path.write_bytes(content)
         done = runs.run(folder.path.name, "--resume")
-        held += one_line(done.stderr, done.returncode) and "--from-round" in done.stderr
+        held += Ended(done.returncode, done.stderr).clear(1, "--from-round")
         path.write_bytes(kept)
     path.write_bytes(content)
     back = digest_of(runs.run(folder.path.name, "--resume", "--from-round", str(runs.rounds))) == expected
@@ -230,6 +219,6 @@ def two_processes(runs: Runs) -> Count:
         second = runs.run(out, "--resume")
         alone = first.poll() is not None
         first.communicate()
-        refused = one_line(second.stderr, second.returncode, 2) and "another process is writing" in second.stderr
+        refused = Ended(second.returncode, second.stderr).clear(2, "another process is writing")
         held += (refused or alone) and digest_of(runs.run(out, "--resume")) == expected
     return Count("two processes on one folder", "the second is refused, the first is not disturbed", TRIES, held)

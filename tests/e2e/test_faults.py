@@ -8,7 +8,7 @@ import signal
 import sys
 
 import pytest
-from bench.faults.audit_scene import Scene, own_mounts
+from bench.faults.audit_scene import Scene
 from bench.faults.audits import (
     Campaign,
     damaged,
@@ -21,6 +21,7 @@ from bench.faults.audits import (
     two_processes,
     worker_killed,
 )
+from bench.faults.commands import own_mounts
 from bench.faults.count import Count
 
 from leaktight.cli import app
