@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from leaktight.runtime import processes
 from leaktight.runtime.executor import in_order
 from leaktight.runtime.processes import Processes
 
+PROJECT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from tests.runtime.test_sharing import shared_sums
@@ -81,7 +83,8 @@ def with_small_shm(tmp_path: Path) -> Callable[[str, int], str]:
     def run(size: str, number: int) -> str:
         inside = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
         command = ["unshare", "-rm", "sh", "-c", inside, "sh", sys.executable, str(script), str(number)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -385,13 +385,17 @@ class ActiveAttack(Attack):
         """
 
 
+PROBED = 64
+"""The most examples that a guard looks at."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sight:
     """What a guard may use of its client's round.
 
-    inputs: what one example is, None if that is not known. examples: those that the client is about to train on; None
-    if nothing may depend on them. share: the part of the clients that is drawn in a round, by the plan. rng: a secret
-    stream.
+    inputs: what one example is, None if that is not known. examples: the first of those that the client is about to
+    train on; None if nothing may depend on them. share: the part of the clients that is drawn in a round, by the plan.
+    rng: a secret stream.
     """
 
     inputs: Inputs | None

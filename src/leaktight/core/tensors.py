@@ -93,7 +93,7 @@ def digest(tensors: Params) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -13,7 +13,7 @@ from leaktight.core.tensors import digest
 from leaktight.core.types import State
 from leaktight.fl.federation import FederationState
 from leaktight.fl.state import ClientState, Conduct, load_checkpoint, save_checkpoint
-from leaktight.results.folder import RunFolder
+from leaktight.results.folder import RunFolder, next_folder
 from leaktight.results.schema import Round
 
 _REPORTED = {"train_loss", "client"}
@@ -163,9 +163,7 @@ class Checkpoints:
 
     def _set_aside(self, number: int) -> Path:
         """Move files, the newest checkpoint first: at any moment the rest is a run that can be resumed."""
-        place = 1
-        while (aside := self.folder.path / f"set-aside-{place:03d}").exists():
-            place += 1
+        aside = next_folder(self.folder.path, "set-aside")
         make_private_folder(aside)
         later = [done for done in reversed(self.folder.checkpoints) if done >= number]
         for path in (self.folder.summary, self.folder.model, *map(self.folder.checkpoint, later)):

@@ -11,7 +11,7 @@ from leaktight.core.faults import raise_fault
 from leaktight.core.rng import global_seed
 from leaktight.core.tensors import flatten_state, num_bytes
 from leaktight.core.training import Constant
-from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, Truth, Update
+from leaktight.core.types import Broadcast, ClientTrace, Params, RoundTrace, State, Truth, Update
 from leaktight.fl.client import Client
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
@@ -173,10 +173,13 @@ class Carrier:
 
 def _shared(requests: Mapping[str, Request]) -> list[object]:
     """The distinct models sent to clients, one unless a server sends them different ones, and large questions."""
-    asked = [request.question.payload for request in requests.values() if isinstance(request, Ask)]
-    models = [request.broadcast for request in requests.values() if not isinstance(request, Ask)]
-    large = [payload for payload in asked if num_bytes(flatten_state(payload)[0]) >= LARGE_QUESTION]
-    return list({id(value): value for value in (*models, *large)}.values())
+    sent = [each.question.payload if isinstance(each, Ask) else each.broadcast for each in requests.values()]
+    distinct = {id(value): value for value in sent}.values()
+    return [value for value in distinct if isinstance(value, Broadcast) or _is_large(value)]
+
+
+def _is_large(payload: State) -> bool:
+    return num_bytes(flatten_state(payload)[0]) >= LARGE_QUESTION
 
 
 def _after_failure(client: Client, job: ClientJob) -> ClientState | None:

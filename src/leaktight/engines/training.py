@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 import safetensors.torch
@@ -13,7 +12,6 @@ from leaktight.core.files import write_atomically
 from leaktight.core.tensors import digest
 from leaktight.engines import inprocess
 from leaktight.engines.checkpoints import Checkpoint, Checkpoints, model_hash
-from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import overall
 from leaktight.fl.protocol import RoundOutcome
@@ -60,9 +58,8 @@ def train(
     checkpoint is damaged, for the error; by default, to go back.
     """
     checkpoints = Checkpoints(folder, keep, retry)
-    counts = federation.setup.defense.private or replace(federation.consent, max_repeats=0) != Consent()
     if from_round is not None:
-        checkpoints.go_back(from_round, federation.first_state(), counts=counts)
+        checkpoints.go_back(from_round, federation.first_state(), counts=federation.counts)
     point = checkpoints.newest()
     state, rows, undone, models = point.state, list(point.rows), point.undone, dict(point.models)
     for row in rows:
@@ -81,7 +78,7 @@ def train(
         rows.append(_row(outcome, reports, seconds))
         after_state(now)
         state, undone = (now, None) if undone is None else undone.counted(now)
-        if counts:
+        if federation.counts:
             models[str(len(rows))] = model_hash(state)
         checkpoints.store(Checkpoint(state, tuple(rows), undone, models))
         after_round(rows[-1])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.faults import raise_fault
-from leaktight.core.protocols import ClientFacts, Guard, Member, Report, RoundPlan, Sight
+from leaktight.core.protocols import PROBED, ClientFacts, Guard, Member, Report, RoundPlan, Sight
 from leaktight.core.rng import Rng, secret_model
 from leaktight.core.tensors import buffers_of, cloned, digest, first_non_finite, parameters_of
 from leaktight.core.types import Batch, Broadcast, Examples, Params, State, Truth, Update
@@ -252,7 +252,7 @@ class Client:
         return Sight(
             inputs=self.train.example,
             rng=rng,
-            examples=None if hidden or self.guard is None else self.train.batch(used),
+            examples=None if hidden or self.guard is None else self.train.batch(used[:PROBED]),
             task=self.trainer.task,
             mode=self.trainer.mode,
             share=self.agreement.share,

@@ -48,6 +48,11 @@ class Consent:
         require_at_least(1, max_rounds=self.max_rounds)
         require_at_least(0, max_repeats=self.max_repeats)
 
+    @property
+    def limited(self) -> bool:
+        """Whether it limits what a client may spend."""
+        return self.max_epsilon is not None or self.max_rounds is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:

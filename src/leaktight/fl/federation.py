@@ -66,6 +66,11 @@ class Federation:
         return {name: share.validation - share.start for name, share in self.shares.items()}
 
     @property
+    def counts(self) -> bool:
+        """Whether clients count what they spend: a privacy budget, or a limit of their own."""
+        return self.setup.defense.private or self.consent.limited
+
+    @property
     def server(self) -> Server:
         return Server(self.setup, self.sizes, self.plan, self.rng.child("server").apart(), self.drawn, self.network)
 

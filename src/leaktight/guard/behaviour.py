@@ -10,16 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leaktight.core.inputs import Images
-from leaktight.core.protocols import Sight
+from leaktight.core.protocols import PROBED, Sight
 from leaktight.core.tasks import Penalised
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.types import Batch, Broadcast
 from leaktight.guard.signals import Signal, made_up, signals
 from leaktight.guard.yields import given_away, hushed, rarity, twins
 from leaktight.models.surgery import final_linear, mode_of
-
-PROBED = 64
-"""The most examples that are looked at."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from leaktight.engines.flower.memory import Memory, MemoryStore
 from leaktight.engines.flower.messages import HELLO, Envelope, hello_reply, read_request, reply_bytes, reply_message
 from leaktight.engines.flower.user_app import refusal
 from leaktight.fl.client import Client
-from leaktight.fl.consent import Consent
 from leaktight.fl.federation import Federation
 from leaktight.fl.messages import Declined, Reply, Train
 from leaktight.fl.state import ClientState
@@ -145,14 +144,12 @@ def _restored(memory: Memory) -> ClientState | None:
 def _single(settings: NodeSettings) -> bool:
     """Whether the client answers one run only: its privacy budget and limits would start again with another run."""
     federation = settings.federation
-    if replace(federation.consent, max_repeats=0) == Consent():
-        return federation.setup.defense.private
-    if settings.state_dir is None:
+    if federation.consent.limited and settings.state_dir is None:
         raise UsageError(
             "expected a state-dir in the node's config because consent sets a limit, got none; add one: "
             "without it a restart forgets the replies"
         )
-    return True
+    return federation.counts
 
 
 def _data_and_settings_hash(client: Client) -> str:
