@@ -11,7 +11,7 @@ from tests.adaptive.scenes import play, score
 from tests.seeds import replayed
 from torch import Tensor
 
-from leaktight.adaptive.newton import Equations, Likely, can_refine, solve
+from leaktight.adaptive.newton import Equations, can_refine, solve
 from leaktight.adaptive.table import adapt
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
@@ -31,7 +31,7 @@ def test_a_solution_is_the_one_of_scipy() -> None:
     start, truth = torch.zeros(3, dtype=torch.float64), torch.tensor([0.5, -0.8, 0.3], dtype=torch.float64)
     goal = curved(truth) + 0.01 * torch.tensor([1.0, -1, 2, 0, 1, -2, 1])
     errors = torch.tensor([0.01, 0.02, 0.01, 0.03, 0.01, 0.02, 0.01], dtype=torch.float64)
-    centre, precision = torch.full_like(start, 0.2), 4 * torch.eye(3, dtype=torch.float64)
+    centre, precision = torch.full_like(start, 0.2), torch.full_like(start, 4.0)
     found = solve(Equations(curved, goal, errors, centre, precision), start, steps=50)
 
     def residuals(point: object) -> object:
@@ -42,14 +42,6 @@ def test_a_solution_is_the_one_of_scipy() -> None:
     torch.testing.assert_close(found.point, torch.from_numpy(other.x), rtol=0, atol=1e-4)
     left = (curved(found.point) - goal) / errors
     assert found.misfit == pytest.approx(float(left.square().mean()))
-
-
-def test_likely_images_have_the_covariance_that_was_asked_for() -> None:
-    likely = Likely(spread=0.2, neighbours=0.7, colours=0.5)
-    covariance = torch.linalg.inv(likely.precision((3, 2, 4))).reshape(3, 2, 4, 3, 2, 4)
-    assert float(covariance[1, 0, 2, 1, 0, 2]) == pytest.approx(0.2**2)
-    assert float(covariance[0, 0, 0, 2, 1, 3]) == pytest.approx(0.2**2 * 0.5 * 0.7**4)
-    assert torch.equal(Likely(spread=2.0).precision((1, 2, 2)), torch.eye(4, dtype=torch.float64) / 4)
 
 
 def solved(kind: UpdateKind) -> tuple[Tensor, Batch]:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from leaktight.adaptive.knowing import Adaptation, labels_from_bias, weighing, without
-from leaktight.adaptive.newton import EXPLAINED, Likely, can_refine, refined
+from leaktight.adaptive.newton import EXPLAINED, can_refine, refined
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.errors import require_at_least
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import rms
 from leaktight.core.types import Observation, Reconstruction
 from leaktight.defenses.fedkl import FedKl
 from leaktight.models.keylock import LOCK, scale_blocks
@@ -23,6 +24,7 @@ from leaktight.models.keylock import LOCK, scale_blocks
 _SOLVED = 1e-12
 _FAINT = 1e-6  # tensors smaller than this share of the largest count as if they were as large
 _NEAR = 1e-7  # 1 - cosine of a start that is likely to lead to the solution
+_SPREAD = 2.5  # of pixels: so wide that it only stops what the update leaves open
 _ROUNDING = 3e-7  # of a gradient in float32, relative to the size of its tensor
 
 
@@ -74,7 +76,7 @@ class KnowsFedKl(Adaptation):
             notes=(*view.notes, "scales and shifts of locked channels are unknown"),
         )
         view = without(view, [f"{block.conv}.bias" for block in blocks], "a norm cancels the bias before it")
-        sizes = {name: _size(tensor) for name, tensor in view.target.items()}
+        sizes = {name: rms(tensor) for name, tensor in view.target.items()}
         least = _FAINT * max(sizes.values())
         weights = {name: torch.full_like(each, max(sizes[name], least) ** -0.5) for name, each in view.target.items()}
         return weighing(view, weights, "tensors count by the root of their size")
@@ -93,14 +95,11 @@ class KnowsFedKl(Adaptation):
             if left[-1][0].distance > _NEAR and number + 1 < attack.restarts:
                 continue  # solving takes longer than another start
             near, own = left.pop(min(range(len(left)), key=lambda place: left[place][0].distance))
-            solved, misfit = refined(once, evidence, near, errors, _LIKELY, rng=own)
+            solved, misfit = refined(once, evidence, near, errors, spread=_SPREAD, rng=own)
             answers.append((misfit, once.answer(evidence, solved)))
             if misfit < EXPLAINED:
                 break
         return min(answers, key=lambda answer: answer[0])[1]
-
-
-_LIKELY = Likely(spread=2.5)  # so weak that it only stops what the update leaves open
 
 
 def rounding(seen: Observation) -> dict[str, Tensor]:
@@ -108,14 +107,9 @@ def rounding(seen: Observation) -> dict[str, Tensor]:
     result = {}
     for name, tensor in seen.update.tensors.items():
         exact = tensor.detach().double()
-        error = torch.full_like(exact, _ROUNDING * _size(exact))
+        error = torch.full_like(exact, _ROUNDING * rms(exact))
         if seen.update.kind == "delta":  # a difference of parameters that were rounded
             weight = seen.broadcast.params[name].detach()
             error = error.hypot(torch.finfo(weight.dtype).eps / 4 * weight.double())
         result[name] = error
     return result
-
-
-def _size(tensor: Tensor) -> float:
-    """The root mean square, above zero."""
-    return max(float(tensor.square().mean().sqrt()), 1e-30)

@@ -28,6 +28,7 @@ _MOST_ENTRIES = 80_000_000  # of the matrix of derivatives, 640 MB
 _TOGETHER = 64  # derivatives computed at once
 _FIRST_DAMPING = 1e-4  # relative to the diagonal
 _LEAST_DAMPING = 1e-13
+_STEPS = 20
 _TRIALS = 12
 _SLOW = 0.02  # two relative falls of the surprise below this, far from a solution, are a failure
 _CLOSE = 0.1  # a fall below this, near a solution, has converged: a standard deviation is worth 1
@@ -37,7 +38,7 @@ _CLOSE = 0.1  # a fall below this, near a solution, has converged: a standard de
 class Equations:
     """values(point) = goal up to errors, and what is likely before: a Gaussian distribution of points.
 
-    errors: the standard deviation of each. centre, precision: the mean and the inverse covariance (N, N).
+    errors: the standard deviation of each. centre, precision: the mean and the inverse variance of each unknown.
     """
 
     values: Callable[[Tensor], Tensor]
@@ -53,7 +54,7 @@ class Equations:
     def surprise(self, point: Tensor, residuals: Tensor) -> float:
         """Twice minus the logarithm of the probability, up to a constant."""
         away = point - self.centre
-        return float(residuals @ residuals + away @ (self.precision @ away))
+        return float(residuals @ residuals + away @ (self.precision * away))
 
     def derivatives(self, point: Tensor) -> Tensor:
         """The derivatives of the residuals (equations, N), by forward differentiation, some columns at once."""
@@ -79,8 +80,9 @@ def solve(equations: Equations, start: Tensor, steps: int) -> Solution:
     surprise, damping, slow = equations.surprise(point, residuals), _FIRST_DAMPING, 0
     for _ in range(steps):
         slopes = equations.derivatives(point)
-        curvature = slopes.T @ slopes + equations.precision
-        downhill = -(slopes.T @ residuals + equations.precision @ (point - equations.centre))
+        curvature = slopes.T @ slopes
+        curvature.diagonal().add_(equations.precision)
+        downhill = -(slopes.T @ residuals + equations.precision * (point - equations.centre))
         del slopes
         before = surprise
         for _ in range(_TRIALS):
@@ -123,56 +125,26 @@ def can_refine(attack: Matching, evidence: Evidence) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Likely:
-    """A Gaussian distribution of images: pixels around grey that resemble their neighbours and their other colours.
-
-    spread: the standard deviation of a pixel. neighbours, colours: correlations; that of pixels falls exponentially
-    with their distance along rows and along columns.
-    """
-
-    spread: float = 0.25
-    neighbours: float = 0.0
-    colours: float = 0.0
-
-    def precision(self, shape: tuple[int, ...]) -> Tensor:
-        """The inverse covariance of one image of `shape` (C, H, W), flat."""
-        channels, *sides = shape
-        colours = torch.full((channels, channels), self.colours, dtype=torch.float64).fill_diagonal_(1.0)
-        parts = [colours, *(_decaying(side, self.neighbours) for side in sides)]
-        result = torch.ones(1, 1, dtype=torch.float64)
-        for part in parts:
-            result = torch.kron(result, torch.linalg.inv(part))
-        return result / self.spread**2
-
-
-def _decaying(size: int, correlation: float) -> Tensor:
-    places = torch.arange(size, dtype=torch.float64)
-    return torch.full((), correlation, dtype=torch.float64) ** (places[:, None] - places).abs()
-
-
 def refined(
     attack: Matching,
     evidence: Evidence,
     found: MatchingResult,
     errors: Mapping[str, Tensor],
-    likely: Likely,
     *,
-    steps: int = 20,
+    spread: float,
     rng: Rng,
 ) -> tuple[MatchingResult, float]:
     """What a search found, after steps towards a solution of the equations, and the misfit of these.
 
-    errors: the standard deviations of the entries of the update by name; those that are infinite are not used.
+    errors: the standard deviations of the entries of the update by name. spread: that of pixels, around grey.
     """
     ((_, view, _),), labels = evidence.views, evidence.labels
     assert labels is not None
     best = found.search.best
     layout = Layout(best.variables)
-    used = {name: errors[name].isfinite() for name in view.target}
 
     def flat(tensors: Params) -> Tensor:
-        return torch.cat([tensors[name][each] for name, each in used.items()])
+        return torch.cat([tensors[name].flatten() for name in view.target])
 
     def values(point: Tensor) -> Tensor:
         variables = layout.tree(point)
@@ -180,10 +152,10 @@ def refined(
         return flat(view.guess(variables["images"], labels, view.params, view.buffers, {**view.held, **unknowns}))
 
     start = vector(best.variables)
-    centre, precision = _before(best.variables, likely)
+    centre, precision = _before(best.variables, spread)
     goal = flat(view.target)
     equations = Equations(values, goal, flat(errors).to(goal), centre, precision)
-    solution = solve(equations, start, steps)
+    solution = solve(equations, start, _STEPS)
     problem = attack.problem(evidence, rng, [0], together=False)
     variables = problem.confined(layout.tree(solution.point))
     with torch.no_grad():
@@ -193,10 +165,8 @@ def refined(
     return MatchingResult(search, problem.guess(variables), problem.distance(variables)), solution.misfit
 
 
-def _before(variables: Tree, likely: Likely) -> tuple[Tensor, Tensor]:
-    """The mean and the inverse covariance of all variables; nothing is known of those that are no images."""
-    images = variables["images"]
-    own = likely.precision(tuple(images.shape[1:]))
-    rest = sum(each.numel() for each in variables.values()) - images.numel()
-    precision = torch.block_diag(*[own] * len(images), own.new_zeros(rest, rest))
-    return torch.cat([own.new_full((images.numel(),), 0.5), own.new_zeros(rest)]), precision
+def _before(variables: Tree, spread: float) -> tuple[Tensor, Tensor]:
+    """The mean and the inverse variance of all variables; nothing is known of those that are no images."""
+    known = {name: torch.full_like(each, float(name == "images")) for name, each in variables.items()}
+    images = vector(known)
+    return 0.5 * images, images / spread**2

@@ -19,6 +19,7 @@ from leaktight.attacks.matching.view import View
 from leaktight.core.errors import require_above
 from leaktight.core.protocols import Progress
 from leaktight.core.rng import Rng
+from leaktight.core.tensors import rms
 from leaktight.core.types import Observation, Reconstruction
 from leaktight.defenses.outpost import Outpost
 
@@ -106,7 +107,7 @@ class KnowsOutpost(Adaptation):
         zeros = 1 if seen.update.kind == "gradient" else _ZEROS_OF_CHANGES
         clean = {name: self._clean(tensor, zeros) for name, tensor in tensors.items()}
         exact = {name: tensor[clean[name] & (tensor != 0)] for name, tensor in tensors.items()}
-        sizes = {name: _size(exact[name] if len(exact[name]) else tensor) for name, tensor in tensors.items()}
+        sizes = {name: rms(exact[name] if len(exact[name]) else tensor) for name, tensor in tensors.items()}
         floor = self.floor if seen.num_steps == 1 else max(self.floor, _SEVERAL)
         result = {}
         for name, tensor in tensors.items():
@@ -149,8 +150,3 @@ class KnowsOutpost(Adaptation):
     def _usual_contrast(self, seen: Observation) -> float:
         colours = seen.public_data is None and seen.inputs.shape[0] == 3
         return _PHOTOGRAPHS if colours else usual_contrast(seen)
-
-
-def _size(entries: Tensor) -> float:
-    """The root mean square, above zero."""
-    return max(float(entries.square().mean().sqrt()), 1e-30)

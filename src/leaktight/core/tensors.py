@@ -79,6 +79,11 @@ def num_bytes(tensors: Params) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def rms(tensor: Tensor) -> float:
+    """The root mean square, above zero."""
+    return max(float(tensor.square().mean().sqrt()), 1e-30)
+
+
 def first_non_finite(tensors: Params) -> str | None:
     """The name of the first tensor with a NaN or an infinity, or None."""
     for name, tensor in tensors.items():

@@ -53,6 +53,13 @@ def _shared_direction(rows: Tensor) -> float:
     return (energy + empty) / len(rows)
 
 
+def row_cosines(rows: Tensor) -> Tensor:
+    """How parallel or opposite each two of the rows are, in [0, 1]; 0 for a row and itself."""
+    unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    cosines: Tensor = (unit @ unit.T).abs()
+    return cosines.fill_diagonal_(0.0)
+
+
 def mirrored(params: Params) -> tuple[str, float]:
     """The matrix with the largest share of rows that have a parallel or opposite row beside them, and that share."""
     worst, most = "", 0.0
@@ -61,8 +68,7 @@ def mirrored(params: Params) -> tuple[str, float]:
             continue
         rows = tensor.detach().flatten(1)
         if min(rows.shape) >= MIN_ROWS:
-            unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            closest = (unit @ unit.T).abs().fill_diagonal_(0.0).amax(1)
+            closest = row_cosines(rows).amax(1)
             if (share := float((closest > PARALLEL).double().mean())) > most:
                 worst, most = name, share
     return worst, most

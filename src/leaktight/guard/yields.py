@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from leaktight.guard.signals import Signal
-from leaktight.guard.signs import PARALLEL
+from leaktight.guard.signs import PARALLEL, row_cosines
 
 ALONE = 0.01
 """An example is alone in a gradient if the others together have less than this share: 40 dB and better."""
@@ -60,8 +60,7 @@ def _alone_in_pairs(layer: Signal) -> Tensor:
 
 def _pairs(layer: Signal) -> tuple[Tensor, Tensor]:
     """Ordered pairs of twins, and of units with like rows; of many, twins first, and those that are most alike."""
-    unit = layer.rows / layer.rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    rows, signal = (unit @ unit.T).abs().fill_diagonal_(0.0), _likeness(layer)
+    rows, signal = row_cosines(layer.rows), _likeness(layer)
     like = torch.where(signal > TWINS, 1 + signal, torch.where(rows > PARALLEL, rows, 0.0))
     values, places = like.flatten().topk(min(_PAIRS, like.numel()))
     places = places[values > 0]

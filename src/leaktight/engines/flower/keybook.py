@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from leaktight.core.errors import CheckpointError, UsageError
 from leaktight.core.files import write_private
 from leaktight.core.keys import parse_key
+from leaktight.core.reading import read_toml
 
 
 @dataclass
@@ -62,10 +62,7 @@ class KeyBook:
 def read_keys(path: Path) -> dict[str, bytes]:
     """The operator's list: a TOML file with one line for each client, `client-000 = "<64 hexadecimal digits>"`."""
     try:
-        content = tomllib.loads(path.read_text())
-        return {name: parse_key(str(text)) for name, text in content.items()}
-    except OSError as error:
-        raise UsageError(f"cannot read the nodes' keys: {path}: {error.strerror}; give the path of a file") from error
+        return {name: parse_key(str(text)) for name, text in read_toml(path, UsageError).items()}
     except ValueError as error:
         raise UsageError(
             f'{path}: expected a line client = "<64 hexadecimal digits>" for each client: {error}; '
