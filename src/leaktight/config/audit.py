@@ -74,12 +74,12 @@ def _trying(config: Config, effort: Budget) -> Config:
 def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool) -> Config:
     defenses = tuple(each for each in config.defenses if type(each) is not Defense)
     if not defenses and not defenses_named:
-        defenses = (Outpost(), GradientCompression(), AdditiveNoise(noise_std=0.01))
+        defenses = (Outpost(), GradientCompression(), AdditiveNoise())
     attacks = config.attacks
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = (Auto(), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
+        attacks = (*attacks, PriorOnly(), MeanImage(), PublicImage())
     try:
         audit = replace(config.audit or AuditSettings(), **said)
     except ValueError as error:
