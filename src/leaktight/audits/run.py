@@ -192,6 +192,11 @@ def summarise(
         },
         tradeoff=weighed,
         over_time=over_time([trial for trial in trials if trial.track == experiment.track]),
+        defenses={
+            training_name(each.track, defense.name): dict(defense.settings)
+            for each in experiments
+            for defense in each.defenses
+        },
     )
 
 

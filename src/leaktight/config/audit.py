@@ -31,7 +31,7 @@ from leaktight.defenses.compression import GradientCompression
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
-from leaktight.report.words import listed
+from leaktight.report.words import defense_words, listed
 
 CONTROLS = (Control,)
 
@@ -244,10 +244,11 @@ def production_fact(config: Config, experiment: Experiment) -> str:
     """The production track in a sentence, for readers of the results."""
     rounds = ", ".join(str(each) for each in experiment.rounds)
     attacks = listed(each.name for each in experiment.attacks if each.role == "attack" and not each.adaptive)
+    defenses = listed(defense_words(each.name, each.settings) for each in experiment.defenses)
     return (
         f"{kind_of(config.model.source) or 'own model'}, weights: {config.model.init}, {config.model.mode} mode; "
         f"{_local_words(experiment.attacked, experiment.federation)}; attacked rounds: {rounds}; by {attacks} on "
-        f"{listed(each.name for each in experiment.defenses)}; victims: {_victims(experiment.settings)}"
+        f"{defenses}; victims: {_victims(experiment.settings)}"
     )
 
 
