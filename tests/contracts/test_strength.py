@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ def strength(method: object) -> dict[str, object]:
 
 def is_own(method: object) -> bool:
     """Whether a method has the settings of its class."""
-    assert is_dataclass(method)
     return strength(method) == strength(type(method)())
 
 

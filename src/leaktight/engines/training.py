@@ -16,7 +16,7 @@ from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import overall
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.results.folder import RunFolder
-from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Plain, Round, TrainingSummary
+from leaktight.results.schema import SCHEMA_VERSION, DefenseCost, Final, Round, TrainingSummary
 
 
 class Engine(Protocol):
@@ -41,7 +41,7 @@ def train(
     *,
     engine: Engine = inprocess.run,
     defense_kind: str = "none",
-    defense_settings: Mapping[str, Plain] | None = None,
+    defense_settings: Mapping[str, object] | None = None,
     workers: int | None = None,
     after_round: Callable[[Round], None] = lambda row: None,
     after_client: Callable[[], None] = lambda: None,
