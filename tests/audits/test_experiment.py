@@ -143,7 +143,7 @@ def test_an_unexpected_error_fails_one_trial_only(tmp_path: Path) -> None:
 
 def test_a_failed_training_is_a_reason(tmp_path: Path) -> None:
     line = first_trial(small_experiment(tmp_path), "noise", failed={"noise": "not finite"})
-    assert line.error == "training with noise failed: not finite"
+    assert line.error == "training with noise (noise_std 0.1) failed: not finite"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, run_audit
 from leaktight.config.audit import build_tracks, complete, production_fact, scenario_facts
 from leaktight.config.settings import Config
-from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
+from leaktight.config.tables import AUDIT_SCENARIO
 from leaktight.core.errors import UsageError
 from leaktight.results.folder import open_run
 from leaktight.results.schema import Plain, Summary
@@ -98,9 +98,8 @@ def plan(
 ) -> PlannedAudit:
     """Read and check everything; nothing is trained or attacked. A trade-off has no production track."""
     minutes, effort = _parse_budget(budget)
-    own = "model" in scenario or "data" in scenario
     resolved = complete(
-        configure(config, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),
+        configure(config, scenario, scenario=AUDIT_SCENARIO),
         trials=trials,
         confidence=confidence,
         effort=effort,

@@ -12,7 +12,7 @@ from leaktight.api.runs import run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.config.scenario import build_federation, centralised, load_data
 from leaktight.config.settings import Config
-from leaktight.config.toml import kind_of
+from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.data.dataset import Dataset
 from leaktight.data.partition import Partition
@@ -70,6 +70,7 @@ class PlannedTraining:
                 folder,
                 engine=_ENGINES[engine](folder),
                 defense_kind=kind_of(self.config.defense) or "",
+                defense_settings=settings_of(self.config.defense),
                 workers=workers,
                 after_round=after_round,
                 after_client=after_client,

@@ -42,6 +42,7 @@ from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation, FederationState, Share
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics, label_accuracy, metric_spec
+from leaktight.report.words import defense_words
 from leaktight.results.schema import SCHEMA_VERSION, Pictures, Rank, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
@@ -152,7 +153,8 @@ class TrialRunner:
     def _run(self, spec: TrialSpec) -> Attempted:
         experiment = self.experiment
         if spec.defense.name in self.failed:
-            raise LeaktightError(f"training with {spec.defense.name} failed: {self.failed[spec.defense.name]}")
+            name = defense_words(spec.defense.name, spec.defense.settings)
+            raise LeaktightError(f"training with {name} failed: {self.failed[spec.defense.name]}")
         federation = experiment.attacked_federation(spec.defense.value, spec.trial)
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)

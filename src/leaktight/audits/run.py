@@ -40,7 +40,10 @@ class Watcher:
     """Callbacks for the progress of a run; override those you need."""
 
     def training_begins(self, name: str, rounds: int) -> None:
-        """The training of a defense before the attacks starts; it has this number of rounds."""
+        """The training of a defense before the attacks starts; it has this number of rounds.
+
+        name: the defense with its settings, and its track.
+        """
 
     def round_done(self, name: str, row: Round) -> None:
         """A round of the training before the attacks is done."""
@@ -192,6 +195,11 @@ def summarise(
         },
         tradeoff=weighed,
         over_time=over_time([trial for trial in trials if trial.track == experiment.track]),
+        defenses={
+            training_name(each.track, defense.name): dict(defense.settings)
+            for each in experiments
+            for defense in each.defenses
+        },
     )
 
 

@@ -17,6 +17,7 @@ from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
 from leaktight.fl.state import load_checkpoint, save_checkpoint
+from leaktight.report.words import defense_words
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary, training_name
 
@@ -64,7 +65,7 @@ def prepare_states(
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
         rounds = federation.plan.rounds if whole else experiment.rounds[-1]
-        begin(training_name(experiment.track, defense.name), rounds)
+        begin(_name(experiment, defense), rounds)
         try:
             training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, tell)
         except Exception as error:  # a defect in one defense must not end the others' trials
@@ -103,8 +104,9 @@ def _train(
         federation,
         RunFolder(own),
         defense_kind=defense.name,
+        defense_settings=defense.settings,
         workers=workers,
-        after_round=lambda row: after_round(training_name(experiment.track, defense.name), row),
+        after_round=lambda row: after_round(_name(experiment, defense), row),
         after_state=keep,
         until=None if whole else experiment.rounds[-1],
         retry=_retry(own),
@@ -114,6 +116,11 @@ def _train(
 def _retry(folder: Path) -> str:
     """What to do about a damaged state of a training."""
     return f"remove {folder} to train it again, and add --resume"
+
+
+def _name(experiment: Experiment, defense: Entry[Defense]) -> str:
+    """The name of a training for readers."""
+    return training_name(experiment.track, defense_words(defense.name, defense.settings))
 
 
 def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:

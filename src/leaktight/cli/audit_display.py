@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
@@ -28,7 +29,7 @@ from leaktight.report.judgements import (
     tracks_of,
     victims_words,
 )
-from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact, listed
+from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_name, defense_words, fact, listed
 from leaktight.results.schema import (
     Cell,
     Ledger,
@@ -40,7 +41,6 @@ from leaktight.results.schema import (
     Trial,
     Verdict,
     Word,
-    training_name,
 )
 
 STYLES: Mapping[Word, str] = {
@@ -139,17 +139,26 @@ def announce(experiments: Sequence[Experiment], facts: Mapping[str, object], con
     experiment = experiments[0]
     plain = [each for each in experiment.attacks if not each.adaptive and not each.undefended]
     attacks = [f"{each.name} ({each.role})" for each in plain]
-    knowing = [f"; {each.name} with knowledge of {each.against}" for each in experiment.attacks if each.adaptive]
-    control = [f"; {each.name} on none" for each in experiment.attacks if each.undefended]
-    defenses = ", ".join(each.name for each in experiment.defenses)
+    names = {each.name: defense_words(each.name, each.settings) for each in experiment.defenses}
+    knowing = [f"; {name} with knowledge of {listed(known)}" for name, known in _known(experiment, names).items()]
+    control = [f"; {each.name} on no defense" for each in experiment.attacks if each.undefended]
     least, most = fewest(experiments), sum(len(each.trials) for each in experiments)
     number = f"{most} trials in total" if least == most else f"{least} to {most} trials"
-    say(console, f"{number}: {', '.join(attacks)} on {defenses}{''.join((*knowing, *control))}")
+    say(console, f"{number}: {', '.join(attacks)} on {', '.join(names.values())}{''.join((*knowing, *control))}")
+
+
+def _known(experiment: Experiment, names: Mapping[str, str]) -> dict[str, list[str]]:
+    """By attack, the defenses that it also attacks with knowledge of them. names: the defenses with their settings."""
+    found: dict[str, list[str]] = {}
+    for each in experiment.attacks:
+        if each.against is not None:
+            found.setdefault(each.name, []).append(names[each.against])
+    return {name: ["the defense"] if len(known) == len(names) - 1 else known for name, known in found.items()}
 
 
 def look_words(needed: Wanted) -> str:
     """What the first look decided, on one line."""
-    first, second = (listed(training_name(*place) for place in places) for places in (needed.decided, needed.further))
+    first, second = (listed(needed.names[each] for each in places) for places in (needed.decided, needed.further))
     return f"{needed.looks[0]} victims decided {first or 'nothing'}; {needed.looks[-1]} for {second or 'nothing'}"
 
 
@@ -184,7 +193,8 @@ def print_audit(summary: Summary, console: Console) -> None:
         console.print()
         console.print(tradeoff_table(summary.tradeoff))
         if (advice := summary.tradeoff.recommendation) is not None:
-            _say(console, f"recommended: {advice.defense or 'none of these'}. {advice.because}")
+            name = defense_name(summary, advice.defense) if advice.defense else "none of these"
+            _say(console, f"recommended: {name}. {advice.because}")
 
 
 def print_answer(summary: Summary, console: Console) -> None:
@@ -212,7 +222,7 @@ def print_verdicts(summary: Summary, console: Console) -> None:
                 proven = " (certified)" if each.certified else ""
                 words = f"{SYMBOLS[each.verdict]} {VERDICTS[each.verdict].lower()}{proven}"
                 word = Text(words, style=STYLES[each.verdict])
-                grid.add_row(word, _strongest(each))
+                grid.add_row(word, _strongest(each, summary))
                 grid.add_row("", Text(f"{each.because} {each.advice}".strip(), style="dim"))
         if len(tracks) > 1:
             _say(console, f"{track.capitalize()}. {TRACKS[track]}")
@@ -220,9 +230,9 @@ def print_verdicts(summary: Summary, console: Console) -> None:
         console.print()
 
 
-def _strongest(entry: Verdict) -> Text:
+def _strongest(entry: Verdict, summary: Summary) -> Text:
     """The defense, and what the strongest attack did to it."""
-    text = Text(defense_words(entry.defense), style="bold")
+    text = Text(defense_name(summary, entry.defense, entry.track), style="bold")
     same = (entry.worst_attack, entry.threat)
     lead = next((each for each in entry.attackers if (each.attack, each.threat) == same), None)
     if lead is not None:
@@ -237,7 +247,7 @@ def _print_faults(summary: Summary, track: Track, console: Console) -> None:
     for cell in summary.cells:
         if cell.role == "attack" and cell.track == track:
             for fault in fault_words(cell):
-                _say(console, f"{_place(cell)}: {fault}")
+                _say(console, f"{_place(cell, summary)}: {fault}")
 
 
 def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
@@ -245,14 +255,13 @@ def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
     for cell in summary.cells:
         if cell.track == track and cell.chosen:
             best = shown(cell.oracle.get("psnr"), "{:.1f} dB")
-            _say(
-                console,
-                f"{_place(cell)}: {chosen_words(cell)}; oracle-best (chosen by the truth, not by an attacker) {best}",
-            )
+            oracle = f"oracle-best (chosen by the truth, not by an attacker) {best}"
+            _say(console, f"{_place(cell, summary)}: {chosen_words(cell)}; {oracle}")
 
 
-def _place(cell: Cell) -> str:
-    return f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
+def _place(cell: Cell, summary: Summary) -> str:
+    defense = defense_name(summary, cell.defense, cell.track)
+    return f"{attack_words(short_name(cell.attack), cell.adaptive)} on {short_name(defense)}"
 
 
 def _say(console: Console, text: str) -> None:
@@ -269,16 +278,24 @@ def ledger_words(ledger: Ledger) -> str:
     return ", ".join(f"{name} {value}" for name, value in known.items())
 
 
-def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "diagnostic") -> Table:
-    """A row for each attack on each defense; "+" marks an attacker who knows the defense. letters: of the flags."""
-    table = _table(COLUMNS, left=("attack", "flags"))
+def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "diagnostic") -> Group:
+    """A line for each defense, and a row for each attack on it; "+" marks an attacker who knows the defense.
+
+    letters: of the flags.
+    """
     cells = [cell for cell in summary.cells if cell.role == "attack" and cell.track == track]
-    for defense in dict.fromkeys(cell.defense for cell in cells):
-        table.add_row(short_name(defense_words(defense)), style="bold")
-        for cell in cells:
-            if cell.defense == defense:
-                table.add_row(*_cells(cell, letters))
-    return table
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for cell in cells:
+        rows.setdefault(cell.defense, []).append(_cells(cell, letters))
+    columns = zip(COLUMNS, *(row for own in rows.values() for row in own), strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    parts: list[RenderableType] = [_table(COLUMNS, left=("attack", "flags"), widths=widths)]
+    for defense, own in rows.items():
+        table = _table(COLUMNS, left=("attack", "flags"), widths=widths, show_header=False)
+        for row in own:
+            table.add_row(*row)
+        parts += [Text(short_name(defense_name(summary, defense, track)), style="bold"), table]
+    return Group(*parts)
 
 
 def short_name(method: str) -> str:
@@ -294,7 +311,7 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
     table = _table(TRADEOFF_COLUMNS, left=("defense", "by"))
     for row in tradeoff.rows:
         table.add_row(
-            short_name(defense_words(row.defense)),
+            short_name(defense_words(row.defense, row.settings)),
             shown(row.leak.worst, "{:z.2f}"),
             short_name(row.leak.attack or MISSING),
             shown(row.accuracy, "{:.1%}"),
@@ -305,10 +322,13 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
     return table
 
 
-def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+def _table(
+    columns: tuple[str, ...], *, left: tuple[str, ...], widths: Sequence[int] = (), show_header: bool = True
+) -> Table:
+    """An empty table. left: columns of words. widths: of the columns, so that tables below each other line up."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_header=show_header)
+    for column, width in zip_longest(columns, widths):
+        table.add_column(column, justify="left" if column in left else "right", min_width=width)
     return table
 
 

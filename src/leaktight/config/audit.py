@@ -31,7 +31,7 @@ from leaktight.defenses.compression import GradientCompression
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
-from leaktight.report.words import listed
+from leaktight.report.words import defense_words, listed
 
 CONTROLS = (Control,)
 
@@ -74,12 +74,12 @@ def _trying(config: Config, effort: Budget) -> Config:
 def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool) -> Config:
     defenses = tuple(each for each in config.defenses if type(each) is not Defense)
     if not defenses and not defenses_named:
-        defenses = (Outpost(), GradientCompression(), AdditiveNoise(noise_std=0.01))
+        defenses = (Outpost(), GradientCompression(), AdditiveNoise())
     attacks = config.attacks
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = (Auto(), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
+        attacks = (*attacks, PriorOnly(), MeanImage(), PublicImage())
     try:
         audit = replace(config.audit or AuditSettings(), **said)
     except ValueError as error:
@@ -244,10 +244,11 @@ def production_fact(config: Config, experiment: Experiment) -> str:
     """The production track in a sentence, for readers of the results."""
     rounds = ", ".join(str(each) for each in experiment.rounds)
     attacks = listed(each.name for each in experiment.attacks if each.role == "attack" and not each.adaptive)
+    defenses = listed(defense_words(each.name, each.settings) for each in experiment.defenses)
     return (
         f"{kind_of(config.model.source) or 'own model'}, weights: {config.model.init}, {config.model.mode} mode; "
         f"{_local_words(experiment.attacked, experiment.federation)}; attacked rounds: {rounds}; by {attacks} on "
-        f"{listed(each.name for each in experiment.defenses)}; victims: {_victims(experiment.settings)}"
+        f"{defenses}; victims: {_victims(experiment.settings)}"
     )
 
 

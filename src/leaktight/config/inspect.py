@@ -180,7 +180,7 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = [Auto().fitted(captured.seen), *attacks]
     if controls and not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks += [PriorOnly(iterations=200).fitted(captured.seen), MeanImage()]
+        attacks += [PriorOnly().fitted(captured.seen), MeanImage()]
     attacks = [each.pinned(onednn=not is_small(captured.bare)) for each in attacks]
     names = named([kind_of(each) or type(each).__name__ for each in attacks], [settings_of(each) for each in attacks])
     return [

@@ -1,7 +1,8 @@
 """The tables of a configuration as plain values: reading, merging, overriding. Imports nothing slow.
 
 Missing settings come from the built-in scenario. A table with another `kind` than the scenario's has that kind's own
-defaults; so has `[threat]` with another `preset`. `[defense]` and `[attack]` may also be lists of tables.
+defaults; so has `[threat]` with another `preset`. The scenario's settings of attacks hold for its own data and network
+only. `[defense]` and `[attack]` may also be lists of tables.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ per_round = 10
 """
 """The built-in scenario. Its data are part of the package."""
 
-OWN_SCENARIO = """
+AUDIT_SCENARIO = """
 [partition]
 kind = "iid"
 clients = 20
@@ -73,27 +74,24 @@ schedule = {kind = "constant"}
 rounds = 13
 [production.defense]
 kind = "none"
+[[attack]]
+kind = "auto"
+budget = "quick"
 [production.attack]
 kind = "agic"
 iterations = 240
 learning_rate = 0.1
 onednn = true
 """
-"""The scenario of an audit of a caller's own model or data: one example, one step, labels known, weights that leak.
+"""The scenario of an audit without a config: one example, one step, labels known, weights that leak.
 
 No real update is easier to attack, so this is an upper bound. Its production track attacks several epochs of ordinary
-training after a few rounds.
+training after a few rounds. The settings of its attacks are for the built-in data and network; see `FITTED`.
 """
 
-AUDIT_SCENARIO = (
-    OWN_SCENARIO
-    + """
-[[attack]]
-kind = "auto"
-budget = "quick"
-"""
-)
-"""The scenario of an audit without a config, with attacks that are fast on the built-in data and network."""
+FITTED = ("data", "model", "attack")
+"""The tables that the settings of the built-in attacks are made for: whoever names one has attacks at their own
+strength, in both tracks."""
 
 LISTS = ("defense", "attack")
 """Tables that may be lists of tables."""
@@ -172,10 +170,12 @@ def _check(tables: Table, known: Sequence[str], where: str) -> None:
 
 
 def _yielding(tables: Table, said: Sequence[Table], named: Mapping[str, Sequence[object]]) -> dict[str, object]:
-    """The built-in tables without what their production track would contradict the caller in.
+    """The built-in tables without what would contradict the caller: settings of attacks, and of the production track.
 
     said: tables of the caller, which hold for both tracks. Whoever names attacks wants these alone.
     """
+    if named.get("attack") or any(_fits_another(each) for each in said):
+        tables = _at_own_strength(tables)
     production = tables.get(PRODUCTION)
     if not isinstance(production, Mapping):
         return dict(tables)
@@ -187,6 +187,27 @@ def _yielding(tables: Table, said: Sequence[Table], named: Mapping[str, Sequence
         if isinstance(value, Mapping) and isinstance(before, Mapping) and "kind" not in value:
             kept[name] = {key: item for key, item in before.items() if key not in value}
     return {**tables, PRODUCTION: kept}
+
+
+def _fits_another(said: Table) -> bool:
+    """Whether the tables of a caller name data, a network or an attack, in either track. Where data lie names none."""
+    data, inner = said.get("data"), said.get(PRODUCTION)
+    named = said.keys() & set(FITTED)
+    if isinstance(data, Mapping) and data.keys() == {"root"}:
+        named -= {"data"}
+    return bool(named) or (isinstance(inner, Mapping) and _fits_another(inner))
+
+
+def _at_own_strength(tables: Table) -> dict[str, object]:
+    """The built-in tables with attacks of the same kinds without settings, in both tracks."""
+    result = dict(tables)
+    if isinstance(attacks := tables.get("attack"), list):
+        result["attack"] = [{"kind": each["kind"]} for each in attacks]
+    elif isinstance(attacks, Mapping):
+        result["attack"] = {"kind": attacks["kind"]}
+    if isinstance(production := tables.get(PRODUCTION), Mapping):
+        result[PRODUCTION] = _at_own_strength(production)
+    return result
 
 
 def _replaces(value: object) -> bool:

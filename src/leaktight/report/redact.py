@@ -134,6 +134,7 @@ def _summary(summary: Summary, ids: Mapping[str, str], scrub: Scrub) -> Summary:
             "cells": tuple(cells),
             "verdicts": tuple(verdicts),
             "training_failed": dict.fromkeys(summary.training_failed, LEFT_OUT),
+            "defenses": {name: _texts(settings, scrub) for name, settings in summary.defenses.items()},
             # charts are drawn from these, and not by a template
             "tradeoff": Tradeoff.model_validate(_texts(tradeoff.document(), scrub)) if tradeoff else None,
             "over_time": tuple(Moment.model_validate(_texts(each.document(), scrub)) for each in moments)

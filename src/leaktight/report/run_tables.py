@@ -11,7 +11,7 @@ from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.words import (
     MISSING,
     attack_words,
-    defense_words,
+    defense_name,
     fact,
     interval,
     metric_words,
@@ -90,7 +90,7 @@ def _verdicts(summary: Summary, track: Track, attackers: dict[Threat, str]) -> T
     header = ("Defense", *(["Attacker"] if many else []), "Verdict", "Victims", "Because")
     rows = tuple(
         (
-            defense_words(entry.defense),
+            defense_name(summary, entry.defense, track),
             *([attackers[entry.threat]] if many else []),
             verdict_words(entry.verdict, summary.schema_version),
             fact(entry.victims),
@@ -114,7 +114,7 @@ def _leakage(summary: Summary, track: Track, attackers: dict[Threat, str]) -> Te
         header += [metric_header(metric), "worst", *(["without the update"] if metric in controls else [])]
     rows = []
     for cell in cells:
-        row = [defense_words(cell.defense), attack_name(cell)]
+        row = [defense_name(summary, cell.defense, track), attack_name(cell)]
         row += [attackers.get(cell.threat, MISSING)] if many else []
         row += [str(cell.trials), str(valid_trials(cell)), leaked_share(cell)]
         row += [_chance(cell.identification), _chance(cell.label_reading)] if tests else []
@@ -136,7 +136,7 @@ def _ensembles(summary: Summary, track: Track) -> TextTable:
     header = ("Defense", "Attack", "Chosen by its own evidence", "PSNR of the answer", "PSNR if the truth had chosen")
     rows = tuple(
         (
-            defense_words(cell.defense),
+            defense_name(summary, cell.defense, track),
             attack_name(cell),
             chosen_words(cell),
             number(cell.mean_of("psnr"), "psnr"),
@@ -191,7 +191,7 @@ def _time(summary: Summary) -> TextTable:
         header=("Defense", "Attack", "Round", "PSNR (dB)", "SSIM", "Accuracy", "Trials"),
         rows=tuple(
             (
-                defense_words(moment.defense),
+                defense_name(summary, moment.defense),
                 attack_words(moment.attack, moment.adaptive),
                 str(moment.round),
                 mean_words(moment.scores.get("psnr"), "psnr"),

@@ -498,7 +498,7 @@ class Summary(Record):
     confidence: the share of victims that "nothing-found" has to stay below. spending: of trials and time. digest: of
     all trials, see `leaktight verify`. ledger: the conditions that all attacks share.
     training_failed: by defense, why training failed. over_time: None unless several rounds were attacked.
-    truth_given: False for an inspection without the true images.
+    truth_given: False for an inspection without the true images. defenses: all settings of each, by `training_name`.
     """
 
     schema_version: Version
@@ -519,9 +519,15 @@ class Summary(Record):
     tradeoff: Tradeoff | None = None
     over_time: tuple[Moment, ...] | None = None
     truth_given: bool = True
+    defenses: dict[str, dict[str, Plain]] = {}
 
     def leaks_when(self, metric: str) -> Direction:
         return leaks_when(metric, self.metrics)
+
+    def defense_settings(self, defense: str, track: Track = "diagnostic") -> dict[str, Plain]:
+        """The settings of a defense in a track, else in another one; empty if they are not known."""
+        names = (training_name(each, defense) for each in (track, "diagnostic", "production"))
+        return next((self.defenses[name] for name in names if name in self.defenses), {})
 
 
 class Round(Record):
@@ -554,11 +560,12 @@ class Final(Record):
 
 
 class DefenseCost(Record):
-    """The cost of a defense in the clients' time; other fields are figures that the defense reports."""
+    """The cost of a defense in the clients' time, and its settings; other fields are figures that it reports."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
     kind: str
+    settings: dict[str, Plain] = {}
     share_of_time: float | None = None
     seconds_per_step: float | None = None
 
@@ -635,6 +642,11 @@ def severity(word: Word) -> int:
 def training_name(track: Track, defense: str) -> str:
     """The name of a defense's federation, in `Summary.training_failed` and for readers."""
     return f"{defense} (production)" if track == "production" else defense
+
+
+def settings_by_defense(trials: Iterable[TrialHead]) -> dict[str, dict[str, Plain]]:
+    """The settings of the defenses of these trials, for `Summary.defenses`."""
+    return {training_name(each.track, each.defense): each.defense_settings for each in trials}
 
 
 def common_ledger(trials: Iterable[Trial]) -> Ledger:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.statistics import rate_interval
-from leaktight.report.words import counted, listed, percent, threat_words
+from leaktight.report.words import counted, defense_words, listed, percent, threat_words
 from leaktight.results.schema import (
     LEVELS,
     UNDEFENDED,
@@ -27,6 +27,8 @@ _GIVES: dict[Word, str] = {
     "nothing-found": "gave nothing away to these attacks",
     "cannot-conclude": "cannot be judged by this run",
 }
+Names = Mapping[str, str]
+"""Defenses with their settings, by name."""
 _SAME_TIME = 0.25
 """Times of single rounds that differ by less than a quarter count as equal."""
 
@@ -37,12 +39,13 @@ def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: T
         return None
     lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: severity(each.verdict))
     others = [each for each in verdicts if each.defense != UNDEFENDED and each.track == lead.track]
+    names = {cell.defense: cell.named_defense for cell in cells if cell.track == lead.track}
     return Answer(
-        leaks=_leaks(lead, _undefended(verdicts, "production")),
-        to_whom=_to_whom(lead, others),
+        leaks=_leaks(lead, _undefended(verdicts, "production"), names),
+        to_whom=_to_whom(lead, others, names),
         how_sure=_how_sure(lead, others),
-        helps=_helps(others),
-        costs=_costs([each.defense for each in others], cells, tradeoff),
+        helps=_helps(others, names),
+        costs=_costs([each.defense for each in others], cells, tradeoff, names),
     )
 
 
@@ -50,8 +53,8 @@ def _undefended(verdicts: Sequence[Verdict], track: Track) -> Verdict | None:
     return next((each for each in verdicts if each.defense == UNDEFENDED and each.track == track), None)
 
 
-def _leaks(lead: Verdict, production: Verdict | None) -> str:
-    subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {lead.defense}"
+def _leaks(lead: Verdict, production: Verdict | None, names: Names) -> str:
+    subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {names[lead.defense]}"
     attack = _strongest(lead)
     how_many = ""
     if attack is not None and lead.verdict == "reconstructed":
@@ -62,10 +65,10 @@ def _leaks(lead: Verdict, production: Verdict | None) -> str:
     return text
 
 
-def _to_whom(lead: Verdict, others: Sequence[Verdict]) -> str:
+def _to_whom(lead: Verdict, others: Sequence[Verdict], names: Names) -> str:
     if not _leaking(lead):
         return f"Tried was: {_lower(threat_words(lead.threat))}"
-    knowing = [each.defense for each in others if _leaking(each) and _takes_knowledge(each)]
+    knowing = [names[each.defense] for each in others if _leaking(each) and _takes_knowledge(each)]
     more = f" Who also knows the defense gets through {listed(knowing)}." if knowing else ""
     return threat_words(lead.threat) + more
 
@@ -94,14 +97,14 @@ def _lead_words(lead: Verdict) -> str:
     )
 
 
-def _helps(others: Sequence[Verdict]) -> str:
+def _helps(others: Sequence[Verdict], names: Names) -> str:
     if not others:
         return "No defense was tried; name some with --defense."
     groups: dict[str, list[str]] = {}
     for each in sorted(others, key=lambda each: -severity(each.verdict)):
-        groups.setdefault(_standing(each), []).append(each.defense)
+        groups.setdefault(_standing(each), []).append(names[each.defense])
     first = "None of the defenses that were tried. " if all(_leaking(each) for each in others) else ""
-    return first + " ".join(f"{standing}: {listed(names)}." for standing, names in groups.items())
+    return first + " ".join(f"{standing}: {listed(behind)}." for standing, behind in groups.items())
 
 
 def _standing(verdict: Verdict) -> str:
@@ -128,7 +131,7 @@ def _takes_knowledge(verdict: Verdict) -> bool:
     return all(each.adaptive for each in verdict.attackers if each.verdict == verdict.verdict)
 
 
-def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> str:
+def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Tradeoff | None, names: Names) -> str:
     if not defenses:
         return "No defense, no cost."
     if tradeoff is not None:
@@ -138,8 +141,8 @@ def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Trade
     ratios: dict[str, list[str]] = {}
     for name, own in times.items():
         if own and base:
-            ratios.setdefault(_ratio(own / base), []).append(name)
-    known = "; ".join(f"{ratio} with {listed(names)}" for ratio, names in ratios.items())
+            ratios.setdefault(_ratio(own / base), []).append(names[name])
+    known = "; ".join(f"{ratio} with {listed(those)}" for ratio, those in ratios.items())
     time = f"Time of a client's round: {known}. " if known else ""
     return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
 
@@ -151,7 +154,7 @@ def _weighed(tradeoff: Tradeoff) -> str:
         if row.defense != UNDEFENDED and row.accuracy is not None:
             time = base.seconds_per_round if base is not None else None
             slower = f", time {_ratio(row.seconds_per_round / time)}" if row.seconds_per_round and time else ""
-            parts.append(f"{row.defense} {percent(row.accuracy)}{slower}")
+            parts.append(f"{defense_words(row.defense, row.settings)} {percent(row.accuracy)}{slower}")
     accuracy = "" if base is None else f" (without a defense {percent(base.accuracy)})"
     return f"Accuracy{accuracy}: {listed(parts)}." if parts else "No defense could be trained."
 

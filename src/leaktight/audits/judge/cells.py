@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from leaktight.audits.judge.statistics import Interval, fisher, interval
+from leaktight.report.words import defense_words
 from leaktight.results.schema import Fault, Role, Threat, Track, Trial, faults_of, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
@@ -67,6 +68,11 @@ class CellTrials:
     @property
     def defense(self) -> str:
         return self.trials[0].defense
+
+    @property
+    def named_defense(self) -> str:
+        """The defense with its settings, for readers."""
+        return defense_words(self.defense, self.trials[0].defense_settings)
 
     @property
     def role(self) -> Role:

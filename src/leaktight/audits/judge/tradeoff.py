@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from leaktight.audits.judge.cells import CellTrials
+from leaktight.report.words import defense_words
 from leaktight.results.schema import (
     LEVELS,
     UNDEFENDED,
@@ -123,7 +124,7 @@ def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recom
         return Recommendation(defense=None, because="No defense could be judged; see the verdicts for the reasons.")
     return Recommendation(
         defense=None,
-        because=f"None of these defenses passed: {least.defense} leaks least ({_leak(least)}), "
+        because=f"None of these defenses passed: {_name(least)} leaks least ({_leak(least)}), "
         f"at {_accuracy(least)} accuracy. Make it stronger, combine it with another, or use larger batches.",
     )
 
@@ -136,10 +137,14 @@ def _praise(best: TradeoffRow, base: TradeoffRow, safe: Sequence[TradeoffRow]) -
         same = abs(ratio - 1) <= SAME_TIME
         time = " A round takes about as long." if same else f" A round takes {ratio:.1f} times as long."
     return (
-        f"{best.defense} is {among} against which these attacks found nothing: {_leak(best)} against {_leak(base)} "
+        f"{_name(best)} is {among} against which these attacks found nothing: {_leak(best)} against {_leak(base)} "
         f"without a defense; accuracy {_accuracy(best)} against {_accuracy(base)}.{time} "
         "This holds only for these attacks, this scenario and these settings."
     )
+
+
+def _name(row: TradeoffRow) -> str:
+    return defense_words(row.defense, row.settings)
 
 
 def _leak(row: TradeoffRow) -> str:
