@@ -498,7 +498,8 @@ class Summary(Record):
     confidence: the share of victims that "nothing-found" has to stay below. spending: of trials and time. digest: of
     all trials, see `leaktight verify`. ledger: the conditions that all attacks share.
     training_failed: by defense, why training failed. over_time: None unless several rounds were attacked.
-    truth_given: False for an inspection without the true images.
+    truth_given: False for an inspection without the true images. earlier_looks: how often a summary of fewer trials was
+    written before the run went on; chances are corrected for it.
     """
 
     schema_version: Version
@@ -519,6 +520,7 @@ class Summary(Record):
     tradeoff: Tradeoff | None = None
     over_time: tuple[Moment, ...] | None = None
     truth_given: bool = True
+    earlier_looks: int = 0
 
     def leaks_when(self, metric: str) -> Direction:
         return leaks_when(metric, self.metrics)

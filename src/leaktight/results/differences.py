@@ -1,0 +1,74 @@
+"""In which settings two records of a run differ, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from leaktight.core.errors import ResultsError, UsageError
+from leaktight.core.reading import parse_toml
+from leaktight.core.text import printable
+
+Table: TypeAlias = Mapping[str, object]
+LONGEST = 80
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with its value in the run and the new one; None where it is not set. reason: why it is refused."""
+
+    setting: str
+    before: object
+    after: object
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.setting} is {value_words(self.before)} there and {value_words(self.after)} here{why}"
+
+
+def read_record(text: str, source: object) -> Table:
+    """The tables of a run's `config.toml`."""
+    return parse_toml(text, source, ResultsError)
+
+
+def changes(before: Table, after: Table, inside: str = "") -> Iterator[Change]:
+    """The settings in which two tables differ. inside: the name of the table, with a dot."""
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from changes(old, new, f"{inside}{name}.")
+        elif old != new:
+            yield Change(f"{inside}{name}", old, new)
+
+
+def refusal(path: object, refused: Sequence[Change]) -> UsageError:
+    """The error about settings that a finished part of the run does not allow to change."""
+    more = len(refused) - MOST_NAMED
+    named = [*map(str, refused[:MOST_NAMED]), *([f"{more} more"] if more > 0 else [])]
+    return UsageError(
+        f"{path} holds a run with other settings: {'; '.join(named)}. Resume it with its own settings, or choose "
+        "another --out for a new run"
+    )
+
+
+def value_words(value: object) -> str:
+    """A setting as a reader writes it.
+
+    >>> value_words(None), value_words(True), value_words(["a", 2]), value_words({"kind": "noise", "std": 0.1})
+    ('not set', 'true', '[a, 2]', 'noise (std 0.1)')
+    """
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        own = ", ".join(f"{name} {value_words(item)}" for name, item in value.items() if name != "kind")
+        words = f"{value['kind']} ({own})" if "kind" in value and own else str(value.get("kind", own))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        words = f"[{', '.join(map(value_words, value))}]"
+    else:
+        words = str(value)
+    return printable(words, LONGEST)
