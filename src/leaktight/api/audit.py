@@ -79,7 +79,7 @@ class PlannedAudit:
         require_resumed(resume=resume, retry_failed=retry_failed)
         call = call or f"leaktight.{self.command}() in Python"
         fits = partial(require_room, self.experiments)
-        grow = growing(check_audit, call, fits)
+        grow = growing(check_audit, call, fits=fits, tell=(watcher or Watcher()).grows)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key, grow=grow) as folder:
             require_unchanged(folder.path)
             fits(folder.path)

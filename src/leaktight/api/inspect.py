@@ -49,7 +49,7 @@ class PlannedInspection:
         executor, _ = parse_workers(workers)
         require_resumed(resume=resume, retry_failed=retry_failed)
         call = call or "leaktight.inspect() in Python"
-        grow = growing(check_inspection, call)
+        grow = growing(check_inspection, call, tell=(watcher or Watcher()).grows)
         with open_run(path, self.prepared.record, resume=resume, clients=False, grow=grow) as folder:
             require_unchanged(folder.path)
             summary = run_inspection(

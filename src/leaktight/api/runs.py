@@ -64,19 +64,23 @@ def held_tables(path: Path) -> Table:
 
 
 def growing(
-    check: Callable[[object, Table, Table], None], call: str, fits: Callable[[Path], None] | None = None
+    check: Callable[[object, Table, Table], list[str]],
+    call: str = "",
+    *,
+    fits: Callable[[Path], None] = lambda path: None,
+    tell: Callable[[list[str]], None] = lambda words: None,
 ) -> Grow:
-    """How a run grows. check: raises an error that names settings, given the folder and both records.
+    """How a run grows. check: by what, given the folder and both records, or raises an error that names settings.
 
-    call: what asks for it. fits: raises an error if finished trials would be left out.
+    call: what asks for it. fits: raises an error if finished trials would be left out. tell: is told by what it grows.
     """
 
     def grow(folder: RunFolder, config_text: str) -> None:
-        check(folder.path, held_tables(folder.path), read_record(config_text, "the new settings"))
+        words = check(folder.path, held_tables(folder.path), read_record(config_text, "the new settings"))
         require_unchanged(folder.path)  # now: the old digest is withdrawn with the old settings
-        if fits is not None:
-            fits(folder.path)
+        fits(folder.path)
         folder.grow(config_text, call)
+        tell(words)
 
     return grow
 

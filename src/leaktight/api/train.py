@@ -55,9 +55,11 @@ class PlannedTraining:
         from_round: int | None = None,
         after_round: Callable[[Round], None] = lambda row: None,
         after_client: Callable[[], None] = lambda: None,
+        grows: Callable[[list[str]], None] = lambda words: None,
     ) -> TrainingSummary:
         """Train the remaining rounds in the folder `path`, draw the curves, and return the summary.
 
+        grows: told the settings by which a resumed run grows.
         from_round: go back to the state before this round, counted from 1; with `resume` only.
         """
         from leaktight.data.holdings import plot_summary  # matplotlib is slow to import
@@ -67,7 +69,7 @@ class PlannedTraining:
             raise UsageError(f"no engine {engine!r}; {suggestion(engine, _ENGINES)}")
         if from_round is not None and not resume:
             raise UsageError("--from-round goes back in a run that exists; add --resume")
-        grow = growing(check_training, "")
+        grow = growing(check_training, tell=grows)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key, grow=grow) as folder:
             plot_summary(self.dataset, self.partition, folder.path / "holdings.png")
             summary = training.train(

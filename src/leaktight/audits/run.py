@@ -41,6 +41,9 @@ from leaktight.runtime.executor import Executor, Tell, Work, Workers
 class Watcher:
     """Callbacks for the progress of a run; override those you need."""
 
+    def grows(self, words: Sequence[str]) -> None:
+        """A resumed run grows by these settings."""
+
     def training_begins(self, name: str, rounds: int) -> None:
         """The training of a defense before the attacks starts; it has this number of rounds."""
 

@@ -72,6 +72,7 @@ def command(
                 workers=workers,
                 after_round=display.round_done,
                 after_client=display.client_done,
+                grows=lambda words: say(errors, f"the run grows: {'; '.join(words)}"),
             )
     except KeyboardInterrupt:
         say(errors, f"stopped; continue with the same command and --resume --out {path}")

@@ -21,18 +21,18 @@ SHRINKS = "a run does not shrink"
 HERE = "the run's settings"
 
 
-def check_audit(path: object, before: Table, after: Table) -> None:
-    """Raise UsageError, naming settings, unless an audit or a trade-off only grows between these records."""
-    _check(path, [*_audit(before, after), *_production(before, after)])
+def check_audit(path: object, before: Table, after: Table) -> list[str]:
+    """What an audit or a trade-off grows by between these records; UsageError, naming settings, if it changes."""
+    return _checked(path, [*_audit(before, after), *_production(before, after)])
 
 
-def check_training(path: object, before: Table, after: Table) -> None:
-    """Raise UsageError, naming settings, unless a training run only gets more rounds."""
-    _check(path, _judged(before, after, _FEDERATION))
+def check_training(path: object, before: Table, after: Table) -> list[str]:
+    """What a training run grows by: rounds; UsageError, naming settings, if it changes."""
+    return _checked(path, _judged(before, after, _FEDERATION))
 
 
-def check_inspection(path: object, before: Table, after: Table) -> None:
-    """Raise UsageError, naming settings, unless an inspection only gets more attacks."""
+def check_inspection(path: object, before: Table, after: Table) -> list[str]:
+    """What an inspection grows by: attacks; UsageError, naming settings, if it changes."""
     _check(
         path, [*_methods("attack", before, after), *_judged(_without(before, "attack"), _without(after, "attack"), {})]
     )
@@ -64,10 +64,11 @@ def joined(family: Family[T], held: object, named: Sequence[T], last: tuple[type
     return tuple(methods)
 
 
-def _check(path: object, found: Sequence[Change]) -> None:
+def _checked(path: object, found: Sequence[Change]) -> list[str]:
     refused = [change for change in found if change.reason]
     if refused:
         raise refusal(path, refused)
+    return [change.words for change in found]
 
 
 def _audit(before: Table, after: Table, inside: str = "") -> list[Change]:
@@ -82,7 +83,7 @@ def _audit(before: Table, after: Table, inside: str = "") -> list[Change]:
 def _production(before: Table, after: Table) -> list[Change]:
     old, new = _table(before, "production"), _table(after, "production")
     if not old:
-        return []  # a new track adds trials
+        return [Change("production", None, "a track")] if new else []
     return _audit(old, new, "production.") if new else [Change("production", "a track", None, SHRINKS)]
 
 
@@ -96,9 +97,13 @@ def _judged(before: Table, after: Table, rules: Mapping[str, Rule], inside: str 
 
 
 def _methods(name: str, before: Table, after: Table, inside: str = "") -> Iterator[Change]:
-    """The methods of a run that are missing or have other settings; new ones are no change."""
+    """The methods that are new, missing, or have other settings."""
     there, here = (as_list(each.get(name, [])) for each in (before, after))
     new = [each for each in here if each not in there]
+    changed = {each.get("kind") for each in there if isinstance(each, Mapping) and each not in here}
+    for each in new:
+        if isinstance(each, Mapping) and each.get("kind") not in changed:
+            yield Change(f"{inside}{name}", None, each)
     for old in there:
         if old in here or not isinstance(old, Mapping):
             continue

@@ -24,6 +24,15 @@ class Change:
     after: object
     reason: str = ""
 
+    @property
+    def words(self) -> str:
+        """The change as a reader writes it.
+
+        >>> Change("audit.trials", 2, 10).words
+        'audit.trials from 2 to 10'
+        """
+        return f"{self.setting} from {value_words(self.before)} to {value_words(self.after)}"
+
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         return f"{self.setting} is {value_words(self.before)} there and {value_words(self.after)} here{why}"
@@ -35,10 +44,10 @@ def read_record(text: str, source: object) -> Table:
 
 
 def changes(before: Table, after: Table, inside: str = "") -> Iterator[Change]:
-    """The settings in which two tables differ. inside: the name of the table, with a dot."""
+    """The settings in which two tables differ; a table of another kind is one. inside: the table's name, with a dot."""
     for name in dict.fromkeys((*before, *after)):
         old, new = before.get(name), after.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("kind") == new.get("kind"):
             yield from changes(old, new, f"{inside}{name}.")
         elif old != new:
             yield Change(f"{inside}{name}", old, new)
