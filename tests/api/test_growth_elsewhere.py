@@ -105,7 +105,7 @@ def test_the_command_line_grows_the_newest_run_and_records_both_calls(here: Here
     code, out, errors = here("audit", "--resume", "--trials", "2", "--defense", "clipping", *quick)
     assert code == 0, errors
     assert "4 of 12 trials are done already" in errors
-    assert "the run grows: audit.trials from 1 to 2; defense from not set to clipping (" in errors
+    assert "the run grows: audit.trials from 1 to 2; defense clipping (" in errors
     summary = json.loads(out)
     assert {cell["trials"] for cell in summary["cells"]} == {2}
     assert {cell["defense"] for cell in summary["cells"]} == {"none", "noise", "clipping"}

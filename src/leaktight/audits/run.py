@@ -183,7 +183,7 @@ def summarise(
         for each in (experiment.defenses if weigh else ())
     ]
     weighed = tradeoff.weigh(rows, concluded) if weigh else None
-    return Summary(
+    summary = Summary(
         schema_version=SCHEMA_VERSION,
         run=str(run),
         command=command,
@@ -204,8 +204,8 @@ def summarise(
         },
         tradeoff=weighed,
         over_time=over_time([trial for trial in trials if trial.track == experiment.track]),
-        **({"earlier_looks": earlier_looks} if earlier_looks else {}),
     )
+    return summary.model_copy(update={"earlier_looks": earlier_looks}) if earlier_looks else summary
 
 
 def opened(folder: RunFolder, *, retry_failed: bool) -> TrialStore:

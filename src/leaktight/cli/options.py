@@ -52,7 +52,10 @@ Budget: TypeAlias = Annotated[
 ]
 Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's folder (default: runs/COMMAND-NNN).")]
 Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in --out, or the newest one; it grows by more --trials, --attack ...")
+    bool,
+    typer.Option(
+        "--resume", help="Continue the run in --out, or the newest one; it grows by more --trials, --attack ..."
+    ),
 ]
 RetryFailed: TypeAlias = Annotated[
     bool, typer.Option("--retry-failed", help="With --resume: repeat trials that ended in an error.")

@@ -33,9 +33,8 @@ def check_training(path: object, before: Table, after: Table) -> list[str]:
 
 def check_inspection(path: object, before: Table, after: Table) -> list[str]:
     """What an inspection grows by: attacks; UsageError, naming settings, if it changes."""
-    _check(
-        path, [*_methods("attack", before, after), *_judged(_without(before, "attack"), _without(after, "attack"), {})]
-    )
+    others = _judged(_without(before, "attack"), _without(after, "attack"), {})
+    return _checked(path, [*_methods("attack", before, after), *others])
 
 
 def joined(family: Family[T], held: object, named: Sequence[T], last: tuple[type, ...] = ()) -> tuple[T, ...]:
@@ -49,7 +48,7 @@ def joined(family: Family[T], held: object, named: Sequence[T], last: tuple[type
     other = {table.get("kind") for table in tables if table not in there}
     if all(table in tables or table.get("kind") in other for table in there):
         return tuple(named)
-    by_table = [(table, each) for table, each in zip(tables, named, strict=True)]
+    by_table: list[tuple[Table, T]] = list(zip(tables, named, strict=True))
     by_table += [
         (table, choose(family, table, HERE, ""))
         for table in there

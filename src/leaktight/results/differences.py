@@ -28,9 +28,11 @@ class Change:
     def words(self) -> str:
         """The change as a reader writes it.
 
-        >>> Change("audit.trials", 2, 10).words
-        'audit.trials from 2 to 10'
+        >>> Change("audit.trials", 2, 10).words, Change("attack", None, {"kind": "dlg"}).words
+        ('audit.trials from 2 to 10', 'attack dlg is new')
         """
+        if self.before is None:
+            return f"{self.setting} {value_words(self.after)} is new"
         return f"{self.setting} from {value_words(self.before)} to {value_words(self.after)}"
 
     def __str__(self) -> str:
