@@ -9,9 +9,10 @@ from typing import Literal, Required, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from leaktight.api.runs import parse_workers, recorded_call, require_resumed, run_path
+from leaktight.api.runs import growing, parse_workers, recorded_call, require_resumed, run_path
 from leaktight.api.scenario import Method, require_keywords
 from leaktight.audits.run import Watcher
+from leaktight.config.growth import check_inspection
 from leaktight.config.inspect import CaptureRequest, Prepared, prepare
 from leaktight.config.tables import Table
 from leaktight.core.protocols import Attack
@@ -47,14 +48,16 @@ class PlannedInspection:
         """Run the missing attacks in the folder `path`, write the report, and return the summary."""
         executor, _ = parse_workers(workers)
         require_resumed(resume=resume, retry_failed=retry_failed)
-        with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
+        call = call or "leaktight.inspect() in Python"
+        grow = growing(check_inspection, call, tell=(watcher or Watcher()).grows)
+        with open_run(path, self.prepared.record, resume=resume, clients=False, grow=grow) as folder:
             require_unchanged(folder.path)
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,
                 executor=executor,
                 scenario=self.prepared.facts,
-                command=recorded_call(folder, call or "leaktight.inspect() in Python"),
+                command=recorded_call(folder, call),
                 retry_failed=retry_failed,
                 watcher=watcher,
             )

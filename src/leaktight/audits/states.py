@@ -99,7 +99,7 @@ def _train(
         if state.server.round in experiment.rounds:
             save_checkpoint(_state_file(experiment, folder, defense, state.server.round), state.stored())
 
-    own = _folder(experiment, folder, defense)
+    own = training_folder(experiment, folder, defense.name)
     return train(
         federation,
         RunFolder(own),
@@ -124,12 +124,14 @@ def _name(experiment: Experiment, defense: Entry[Defense]) -> str:
 
 
 def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:
+def training_folder(experiment: Experiment, folder: Path, defense: str) -> Path:
+    """Where a run keeps the training of a defense."""
     own = folder / "training" / "production" if experiment.track == "production" else folder / "training"
-    return own / slug(defense.name)
+    return own / slug(defense)
 
 
 def _state_file(experiment: Experiment, folder: Path, defense: Entry[Defense], round_index: int) -> Path:
-    return _folder(experiment, folder, defense) / f"round-{round_index:04d}.state"
+    return training_folder(experiment, folder, defense.name) / f"round-{round_index:04d}.state"
 
 
 def _first_accuracy(federation: Federation) -> float | None:

@@ -43,8 +43,11 @@ def command(
 ) -> None:
     gate = chosen_gate(fail_on or (), dry_run=dry_run)
     named = {"attack": attack or (), "defense": defense or ()}
-    settings = [*(overrides or ()), *options.asked(trials=trials, confidence=confidence)]
-    read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
+    asked = {"trials": trials, "confidence": confidence}
+    based = resume and config is None  # on the settings of the run
+    settings = [*(overrides or ()), *(() if based else options.asked(**asked))]
+    if not based:
+        read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.audit import plan
@@ -58,10 +61,13 @@ def command(
         config,
         adaptive=adaptive,
         budget=options.number(budget),
+        out=out,
+        resume=resume,
         settings=settings,
         attacks=attack or (),
         defenses=defense or (),
         data_root=data_root,
+        **(options.numbers(asked) if based else {}),
     )
     check_possible(gate, planned)
     announce(planned.experiments, planned.facts, Console(stderr=True))

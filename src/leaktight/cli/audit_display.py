@@ -66,6 +66,9 @@ class AuditDisplay(Watcher):
         self.trials = self.progress.add_task("trials", total=None, visible=False)
         self.rounds: dict[str, tuple[TaskID, int]] = {}
 
+    def grows(self, words: Sequence[str]) -> None:
+        say(self.console, f"the run grows: {'; '.join(words)}")
+
     def training_begins(self, name: str, rounds: int) -> None:
         self.rounds[name] = self.progress.add_task(f"training, {name}", total=rounds), rounds
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -51,7 +52,10 @@ Budget: TypeAlias = Annotated[
 ]
 Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's folder (default: runs/COMMAND-NNN).")]
 Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in --out, or the newest run with the same settings.")
+    bool,
+    typer.Option(
+        "--resume", help="Continue the run in --out, or the newest one; it grows by more --trials, --attack ..."
+    ),
 ]
 RetryFailed: TypeAlias = Annotated[
     bool, typer.Option("--retry-failed", help="With --resume: repeat trials that ended in an error.")
@@ -86,6 +90,16 @@ def number(text: str | None) -> float | str | None:
         return text if text is None else float(text)
     except ValueError:
         return text
+
+
+def numbers(texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The options that were given, as numbers where they are some.
+
+    >>> numbers({"trials": "10", "confidence": None})
+    {'trials': 10}
+    """
+    given = {name: number(text) for name, text in texts.items() if text is not None}
+    return {name: int(each) if isinstance(each, float) and each.is_integer() else each for name, each in given.items()}
 
 
 def asked(**settings: str | None) -> list[str]:

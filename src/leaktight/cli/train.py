@@ -39,7 +39,8 @@ def command(
 
     Example: leaktight train --set federation.rounds=50 --set partition.kind=iid
     """
-    read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
+    if config is not None or not resume:  # a resumed run has settings of its own
+        read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.train import plan
@@ -47,7 +48,15 @@ def command(
     from leaktight.cli.display import TrainingDisplay, print_training
     from leaktight.data.holdings import text_summary
 
-    planned = plan(config, pooled=centralised, settings=overrides or (), defenses=defense or (), data_root=data_root)
+    planned = plan(
+        config,
+        pooled=centralised,
+        out=out,
+        resume=resume,
+        settings=overrides or (),
+        defenses=defense or (),
+        data_root=data_root,
+    )
     errors = Console(stderr=True)
     say(errors, text_summary(planned.dataset, planned.partition))
     if dry_run:
@@ -63,6 +72,7 @@ def command(
                 workers=workers,
                 after_round=display.round_done,
                 after_client=display.client_done,
+                grows=lambda words: say(errors, f"the run grows: {'; '.join(words)}"),
             )
     except KeyboardInterrupt:
         say(errors, f"stopped; continue with the same command and --resume --out {path}")

@@ -17,9 +17,12 @@ from leaktight.attacks.labels.rules import BiasCorrected, Geng
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
 from leaktight.audits.settings import AuditSettings
+from leaktight.config.catalogue import ATTACKS, DEFENSES
 from leaktight.config.fields import require_names
+from leaktight.config.growth import joined
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config
+from leaktight.config.tables import PRODUCTION, Table, as_list
 from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Attack, Defense
@@ -34,6 +37,7 @@ from leaktight.fl.federation import Federation
 from leaktight.report.words import defense_words, listed
 
 CONTROLS = (Control,)
+_NONE = {"kind": "none"}
 
 
 def complete(
@@ -43,16 +47,33 @@ def complete(
     confidence: float | None = None,
     effort: Budget | None = None,
     defenses_named: bool,
+    onto: Table | None = None,
 ) -> Config:
     """The config with defaults for an audit: attacks, controls, "none" as the first defense, settings.
 
     trials, confidence: override the settings unless None. effort: the budget of the attack `auto`. defenses_named: the
     caller chose the defenses; add no defaults. A production track has the defenses that its config names.
+    onto: the tables of a run that grows; its attacks and defenses stay.
     """
+    if onto is not None:
+        config, defenses_named = _onto(config, onto), True
     said = {name: value for name, value in (("trials", trials), ("confidence", confidence)) if value is not None}
     production = config.production and _completed(config.production, said, defenses_named=True)
     completed = replace(_completed(config, said, defenses_named=defenses_named), production=production)
     return completed if effort is None else _trying(completed, effort)
+
+
+def _onto(config: Config, held: Table) -> Config:
+    """The config with the attacks and defenses of a run beside its own, in both tracks."""
+    own, track = held.get(PRODUCTION), config.production
+    fitting = tuple(_fitting(each, config.threat) for each in config.attacks)
+    defended = [each for each in config.defenses if type(each) is not Defense]
+    return replace(
+        config,
+        attacks=joined(ATTACKS, held.get("attack", []), fitting, last=CONTROLS),
+        defenses=joined(DEFENSES, [each for each in as_list(held.get("defense", [])) if each != _NONE], defended),
+        production=_onto(track, own) if track and isinstance(own, Mapping) else track,
+    )
 
 
 def _trying(config: Config, effort: Budget) -> Config:

@@ -520,6 +520,7 @@ class Summary(Record):
     over_time: tuple[Moment, ...] | None = None
     truth_given: bool = True
     defenses: dict[str, dict[str, Plain]] = {}
+    earlier_looks: int = 0
 
     def leaks_when(self, metric: str) -> Direction:
         return leaks_when(metric, self.metrics)

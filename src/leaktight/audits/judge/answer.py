@@ -33,8 +33,10 @@ _SAME_TIME = 0.25
 """Times of single rounds that differ by less than a quarter count as equal."""
 
 
-def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> Answer | None:
-    """The answer of a run; None without a verdict."""
+def answer(
+    verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: Tradeoff | None, *, earlier_looks: int = 0
+) -> Answer | None:
+    """The answer of a run; None without a verdict. earlier_looks: at summaries of fewer trials."""
     if not verdicts:
         return None
     lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: severity(each.verdict))
@@ -73,7 +75,7 @@ def _to_whom(lead: Verdict, others: Sequence[Verdict], names: Names) -> str:
     return threat_words(lead.threat) + more
 
 
-def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
+def _how_sure(lead: Verdict, others: Sequence[Verdict], *, grown: bool) -> str:
     claims = [each for each in others if each.verdict == "nothing-found"]
     if claims:
         fewest = min(claims, key=lambda each: each.victims or 0)
@@ -83,7 +85,8 @@ def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
         )
     else:
         about = _lead_words(lead)
-    return f"{about} Attacks that ignore the update would be taken for a leak in at most 5 % of runs."
+    often = "10 % of runs that go on after a look at their results, as this one did" if grown else "5 % of runs"
+    return f"{about} Attacks that ignore the update would be taken for a leak in at most {often}."
 
 
 def _lead_words(lead: Verdict) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.statistics import looks_factor
 from leaktight.audits.judge.verdict import Panel
+from leaktight.report.words import counted
 from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track
 
 MIN_TRIALS = 3
@@ -170,6 +172,12 @@ def _few_decoys(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(f"{fewest} decoys for one of the victims")
 
 
+def _grown(evidence: Evidence) -> Iterator[Finding]:
+    earlier = evidence.panel.earlier_looks
+    if earlier:
+        yield Finding(f"{counted(earlier, 'earlier look')}; chances are multiplied by {looks_factor(earlier)}")
+
+
 def _easier(evidence: Evidence) -> Iterator[Finding]:
     if evidence.easier is not None:
         yield Finding(evidence.easier)
@@ -240,6 +248,13 @@ CHECKS: Sequence[Check] = (
         f"fewer than {FEW_DECOYS} decoys were there for a victim",
         "a few victims are hardly identified among so few; use smaller batches or a larger data set",
         _few_decoys,
+    ),
+    Check(
+        "grown-after-a-look",
+        "the run went on after a summary of fewer trials was there to be seen",
+        "whoever goes on until a leak shows will see one by chance, so chances are corrected; nothing-found needs no "
+        "correction; see `leaktight docs verdicts`",
+        _grown,
     ),
     Check(
         "easier-than-training",

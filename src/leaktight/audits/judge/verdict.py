@@ -62,13 +62,15 @@ class Finding:
 class Panel:
     """All cells of a run, for judging them together.
 
-    confidence: the share of victims that nothing-found has to stay below. looks: how often the rule of the run looks at
-    the results before it ends. cut: whether the run's budget ended before its trials.
+    confidence: the share of victims that nothing-found has to stay below. looks: what chances are multiplied by: how
+    often the rule of the run looks at the results before it ends, times a factor for earlier_looks, which are those at
+    summaries of fewer trials (`looks_factor`). cut: whether the run's budget ended before its trials.
     """
 
     cells: Sequence[CellTrials]
     confidence: float
     looks: int = 1
+    earlier_looks: int = 0
     cut: bool = False
     attacks: Sequence[CellTrials] = field(init=False)
 
