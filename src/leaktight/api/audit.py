@@ -123,10 +123,9 @@ def plan(
     minutes, effort = _parse_budget(budget)
 
     def resolve(onto: Path | None) -> Config:
-        own = "model" in scenario or "data" in scenario
         base = config if config is not None or onto is None else RunFolder(onto).config
         resolved = complete(
-            configure(base, scenario, scenario=OWN_SCENARIO if own else AUDIT_SCENARIO),
+            configure(base, scenario, scenario=AUDIT_SCENARIO),
             trials=trials,
             confidence=confidence,
             effort=effort,

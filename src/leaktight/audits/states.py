@@ -123,7 +123,6 @@ def _name(experiment: Experiment, defense: Entry[Defense]) -> str:
     return training_name(experiment.track, defense_words(defense.name, defense.settings))
 
 
-def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:
 def training_folder(experiment: Experiment, folder: Path, defense: str) -> Path:
     """Where a run keeps the training of a defense."""
     own = folder / "training" / "production" if experiment.track == "production" else folder / "training"

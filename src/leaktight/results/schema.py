@@ -499,6 +499,7 @@ class Summary(Record):
     all trials, see `leaktight verify`. ledger: the conditions that all attacks share.
     training_failed: by defense, why training failed. over_time: None unless several rounds were attacked.
     truth_given: False for an inspection without the true images. defenses: all settings of each, by `training_name`.
+    earlier_looks: how often a summary of fewer trials was written before the run went on; chances are corrected for it.
     """
 
     schema_version: Version

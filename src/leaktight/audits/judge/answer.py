@@ -45,7 +45,7 @@ def answer(
     return Answer(
         leaks=_leaks(lead, _undefended(verdicts, "production"), names),
         to_whom=_to_whom(lead, others, names),
-        how_sure=_how_sure(lead, others),
+        how_sure=_how_sure(lead, others, grown=earlier_looks > 0),
         helps=_helps(others, names),
         costs=_costs([each.defense for each in others], cells, tradeoff, names),
     )
