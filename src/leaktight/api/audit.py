@@ -142,7 +142,7 @@ def audit(
 ) -> Summary:
     """Attack every defense in a federated scenario, compare the guesses with controls, and return the summary.
 
-    config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords instead of a file, or on top
+    config: a TOML file, "recipe:NAME", a `Config`, or None for the built-in scenario. scenario: keywords instead of a file, or on top
     of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
     adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense, or "auto":

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from leaktight import __version__
-from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, listing, report, train, verify
+from leaktight.cli import audit, data, docs, flower, generator, inspect, leaderboard, listing, report, train, verify
 from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
 from leaktight.core.faults import fault_of
 from leaktight.core.text import printable
@@ -39,6 +39,7 @@ app.command("verify")(verify.command)
 app.add_typer(leaderboard.app, name="leaderboard")
 app.command("list", help=listing.HELP)(listing.command)
 app.command("data")(data.command)
+app.command("docs")(docs.command)
 
 generators = typer.Typer(no_args_is_help=True, help="Image generators for the attacks ggl and gias.")
 generators.command("train")(generator.command)

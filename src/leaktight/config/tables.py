@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from leaktight.config.fields import check_tables
+from leaktight.config.recipes import config_file
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
 from leaktight.core.text import printable
@@ -120,7 +121,7 @@ def read_tables(
 ) -> tuple[Table, str]:
     """The tables of a config, and its name in errors.
 
-    path: a TOML file; None for the built-in scenario with `scenario` on top. given: tables and objects of a Python
+    path: a TOML file or `recipe:NAME`; None for the built-in scenario with `scenario` on top. given: tables and objects of a Python
     caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the config has keeps
     its settings. overrides: "table.key=value", applied last.
     """
@@ -232,7 +233,7 @@ def as_list(value: object) -> list[object]:
 
 
 def _read(path: Path) -> Table:
-    return read_toml(path, ConfigError)
+    return read_toml(config_file(path), ConfigError)
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:
