@@ -121,9 +121,9 @@ def read_tables(
 ) -> tuple[Table, str]:
     """The tables of a config, and its name in errors.
 
-    path: a TOML file or `recipe:NAME`; None for the built-in scenario with `scenario` on top. given: tables and objects of a Python
-    caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the config has keeps
-    its settings. overrides: "table.key=value", applied last.
+    path: a TOML file or `recipe:NAME`; None for the built-in scenario with `scenario` on top. given: tables and objects
+    of a Python caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the
+    config has keeps its settings. overrides: "table.key=value", applied last.
     """
     where = str(path) if path else "built-in scenario"
     tables = merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
