@@ -32,7 +32,7 @@ from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
 from leaktight.report.words import counted
 
-WHERE = "leaktight inspect"
+WHERE = "inspect"
 TABLES = ("seed", "model", "local", "attack")
 
 
