@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Write the scenario as a Flower project, to run with `flwr run` as a simulation or on a SuperLink.
 
-    Example: leaktight flower export my-app my.toml --defense outpost
+    Example: leaktight flower export my-app --defense outpost
     """
     read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console

@@ -75,7 +75,7 @@ def updates(
 ) -> None:
     """Write fresh updates of a card's victims, as an attacker sees them.
 
-    Example: leaktight leaderboard updates CARD.json --out updates
+    Example: leaktight leaderboard updates leaderboard/CARD.json --out updates
     """
     from leaktight.api.leaderboard import updates as write_updates
 
@@ -94,7 +94,7 @@ def submit(
 ) -> None:
     """Score guesses for the victims of a card, and add them to it.
 
-    Example: leaktight leaderboard submit CARD.json guesses.npz --attack mine --by me
+    Example: leaktight leaderboard submit leaderboard/CARD.json guesses.npz --attack mine --by me
     """
     from leaktight.api.leaderboard import submit as submit_guesses
 
