@@ -88,7 +88,7 @@ def card(run: Path, tmp_path: Path) -> str:
     for name in ("audit-001", "audit-002"):
         shutil.copytree(run, tmp_path / "runs" / name)
     add([run], tmp_path / "leaderboard")
-    np.savez(tmp_path / "guesses.npz", t000=np.zeros((1, 1, 8, 8), np.float32))
+    np.savez(tmp_path / "g.npz", t000=np.zeros((1, 1, 8, 8), np.float32))
     return read_cards(tmp_path / "leaderboard")[0].file
 
 

@@ -94,7 +94,7 @@ def submit(
 ) -> None:
     """Score guesses for the victims of a card, and add them to it.
 
-    Example: leaktight leaderboard submit leaderboard/CARD.json guesses.npz --attack mine --by me
+    Example: leaktight leaderboard submit leaderboard/CARD.json g.npz --attack mine --by me
     """
     from leaktight.api.leaderboard import submit as submit_guesses
 

@@ -16,7 +16,7 @@ from leaktight.config.fields import check_tables
 from leaktight.config.recipes import config_file
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
-from leaktight.core.text import printable
+from leaktight.core.text import as_written, printable
 
 Table: TypeAlias = Mapping[str, object]
 """Settings by name: plain values, tables, lists of them, or objects of a Python caller."""
@@ -152,7 +152,7 @@ def production_tables(tables: Table, where: str) -> Table | None:
         return None
     known = (*TABLES, *LISTS)
     if not isinstance(own, Mapping):
-        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {own!r}")
+        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {as_written(own)}")
     for name in own:
         if name not in known:
             raise ConfigError(f"{where}: [{PRODUCTION}] unknown table {name!r}; {suggestion(str(name), known)}")
@@ -168,7 +168,7 @@ def _check(tables: Table, known: Sequence[str], where: str) -> None:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
         if name in TABLES and isinstance(tables[name], str | int | float | list):
-            raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
+            raise ConfigError(f"{where}: expected a table [{name}], got {as_written(tables[name])}")
     check_tables(tables, where)
 
 
