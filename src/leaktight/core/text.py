@@ -36,19 +36,23 @@ def printable(text: object, most: int = LONGEST) -> str:
 def as_written(value: object) -> str:
     """A value in a sentence, as a config writes it.
 
-    >>> as_written((3.0, 2.0)), as_written({"a": None}), as_written(True), as_written("x")
-    ('[3.0, 2.0]', '{a = nothing}', 'true', "'x'")
+    >>> as_written((3.0, 2.0)), as_written({"a": None}), as_written(True), as_written("x"), as_written(["x"])
+    ('[3.0, 2.0]', '{a = nothing}', 'true', "'x'", '["x"]')
     """
     if value is None:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key} = {as_written(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key} = {_inside(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
-        return f"[{', '.join(map(as_written, items))}]" if items else "an empty list"
+        return f"[{', '.join(map(_inside, items))}]" if items else "an empty list"
     return repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
+def _inside(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else as_written(value)
 
 
 def sides(shape: Iterable[int]) -> str:

@@ -181,7 +181,7 @@ def _fitted(held: TensorFile, model: nn.Module, classes: int, *, partly: bool = 
         "missing": [name for name in own if name not in tensors and name not in optional],
         "unexpected": [name for name in tensors if name not in own],
         "of another shape": [
-            f"{name} {sides(got.shape)}, the model has {sides(wanted.shape)}"
+            f"{name} {sides(got.shape)} (the model has {sides(wanted.shape)})"
             for name, (got, wanted) in both.items()
             if got.shape != wanted.shape
         ],
