@@ -56,7 +56,7 @@ def test_examples_are_loaded_by_their_own_kind() -> None:
     examples = Examples(rows, torch.arange(4), Readings)
     assert examples.take(torch.tensor([1, 3])).example == Readings(3)
     assert torch.equal(examples.part(1, 3).batch().inputs, rows[1:3])
-    with pytest.raises(DataError, match=r"expected images \(N, C, H, W\) of bytes, got \(4, 3\) of torch.float32"):
+    with pytest.raises(DataError, match=r"expected images \(N, C, H, W\) of bytes, got 4 x 3 of float32"):
         Examples(rows, torch.arange(4))
 
 

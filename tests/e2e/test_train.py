@@ -103,8 +103,7 @@ def mnist(tmp_path: Path) -> Path:
 
 
 def test_the_recipe_of_words_gives_each_client_its_own_source(here: Here) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "fedboosting-figure-4-4.toml"
-    code, _, told = here("train", str(recipe), "--dry-run", "--set", "data.examples=50")
+    code, _, told = here("train", "recipe:fedboosting-figure-4-4", "--dry-run", "--set", "data.examples=50")
     assert code == 0, told
     assert "rendered_words: 80 of 80 training examples on 2 clients" in told
     assert re.search(r"client-000-synth90k-like +38 +2\n", told)

@@ -222,7 +222,7 @@ def broken(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Ten
         (
             lambda before, after: after,
             {"num_classes": 7},
-            r"3.weight \(4, 8\), the model has \(7, 8\).*last layer of the file has 4 rows, but --classes is 7",
+            r"3.weight 4 x 8 \(the model has 7 x 8\).*last layer of the file has 4 rows, but --classes is 7",
         ),
         (lambda before, after: after, {"labels": (4,)}, r"labels from 0 to 3, got 4"),
         (lambda before, after: {"3.bias": after["3.bias"], "4.bias": after["3.bias"]}, {}, "unexpected: 4.bias"),
@@ -240,7 +240,7 @@ def test_arrays_without_names_are_counted_and_their_shapes_compared(tmp_path: Pa
     with pytest.raises(UsageError, match=r"expected 9 \(the state dict\) or 6 \(the parameters\) arrays .* got 4"):
         load_capture(settings(Small()), before, read_tensors(tmp_path / "few.npz"), "after")
     np.savez(tmp_path / "turned.npz", *[tensor.numpy() for tensor in reversed(state.values())])
-    with pytest.raises(UsageError, match=r"0.weight \(4,\), the model has \(3, 1, 3, 3\)"):
+    with pytest.raises(UsageError, match=r"0.weight 4 \(the model has 3 x 1 x 3 x 3\)"):
         load_capture(settings(Small()), before, read_tensors(tmp_path / "turned.npz"), "after")
 
 

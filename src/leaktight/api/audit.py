@@ -169,9 +169,10 @@ def audit(
 ) -> Summary:
     """Attack every defense in a federated scenario, compare the guesses with controls, and return the summary.
 
-    config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords instead of a file, or on top
-    of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
-    `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
+    config: a TOML file, "recipe:NAME", a `Config`, or None for the built-in scenario. scenario: keywords instead of a
+    file, or on top of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings,
+    data_root; see `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or
+    "package.module:Class".
     adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense, or "auto":
     5, and 20 or more where 5 do not decide. confidence: the share of victims that "nothing found" has to stay below
     (default: 0.15). budget: the effort of the attack `auto`, "quick", "standard" or "thorough"; or minutes after which

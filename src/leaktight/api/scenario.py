@@ -23,7 +23,7 @@ from leaktight.data.partition import Scheme
 from leaktight.models.source import ModelSource
 
 Source: TypeAlias = Config | Path | str | None
-"""A config object, a TOML file, or None for the built-in scenario."""
+"""A config object, a TOML file, "recipe:NAME", or None for the built-in scenario."""
 
 Method: TypeAlias = "str | Table"
 """A kind of the catalogue, "package.module:Class", or a table with a kind and settings."""

@@ -16,7 +16,7 @@ Example: leaktight audit --defense outpost --attack csdlg --trials 10
 """
 TRADEOFF_HELP = """Compare leakage, accuracy and time of defenses, and recommend one.
 
-Example: leaktight tradeoff --defense outpost --defense noise --set federation.rounds=20
+Example: leaktight tradeoff --defense outpost --defense noise --trials 5
 """
 
 

@@ -29,8 +29,18 @@ from leaktight.report.judgements import (
     tracks_of,
     victims_words,
 )
-from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_name, defense_words, fact, listed
+from leaktight.report.words import (
+    SYMBOLS,
+    VERDICTS,
+    attack_words,
+    defense_name,
+    defense_words,
+    fact,
+    fact_name,
+    listed,
+)
 from leaktight.results.schema import (
+    VARIES,
     Cell,
     Ledger,
     Round,
@@ -272,13 +282,17 @@ def _say(console: Console, text: str) -> None:
 
 
 def ledger_words(ledger: Ledger) -> str:
-    """The conditions of the scores on one line.
+    """The conditions of the scores in one sentence.
 
     >>> ledger_words(Ledger(labels="given", local_steps=1, batch_norm=False, assumed=()))
     'labels given, local steps 1, batch norm no'
+    >>> ledger_words(Ledger(labels="varies", local_steps=1, assumed="varies"))
+    'local steps 1; not the same for all attacks: labels, other assumptions'
     """
-    known = {name.replace("_", " "): fact(value) for name, value in ledger.facts().items() if value != ()}
-    return ", ".join(f"{name} {value}" for name, value in known.items())
+    facts = {name: value for name, value in ledger.facts().items() if value != ()}
+    shared = ", ".join(f"{name.replace('_', ' ')} {fact(value)}" for name, value in facts.items() if value != VARIES)
+    differing = ", ".join(fact_name(name).lower() for name, value in facts.items() if value == VARIES)
+    return "; ".join(filter(None, (shared, differing and f"not the same for all attacks: {differing}")))
 
 
 def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "diagnostic") -> Group:

@@ -74,7 +74,7 @@ def command(
 ) -> None:
     """Attack a captured update: what can be reconstructed from it?
 
-    Example: leaktight inspect --model net:build --before before.pt --after after.pt --shape 1,28,28
+    Example: leaktight inspect --model net:build --before a.pt --after b.pt --shape 1,28,28
     """
     sizes = _numbers(shape, "--shape", int)
     if len(sizes) != 3:
@@ -83,7 +83,7 @@ def command(
     known = None if labels is None else _numbers(labels, "--labels", int)
     settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
     tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
-    check_tables(tables, "leaktight inspect")  # report errors before slow imports
+    check_tables(tables, "inspect")  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.inspect import plan

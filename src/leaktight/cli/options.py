@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 Config: TypeAlias = Annotated[
-    Path | None, typer.Argument(help="A TOML config (default: a built-in scenario that needs no download).")
+    Path | None,
+    typer.Argument(help="A TOML config, or recipe:NAME (default: a built-in scenario that needs no download)."),
 ]
 Set: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; may be repeated.")

@@ -20,6 +20,7 @@ from typing import Any
 from leaktight.config.names import ENTRIES
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.own import is_own
+from leaktight.core.text import as_written
 
 FAMILIES = {
     "data": "datasets",
@@ -107,7 +108,7 @@ def _check_fields(
             for each in value if isinstance(value, list) else [value]:
                 _check_method(field["family"], each, where, f"{table}.{key}")
         elif not _accepts(field, value):
-            raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {value!r}")
+            raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {as_written(value)}")
         elif f"{table}.{key}" in NAMES and isinstance(value, str | list):
             listed = [value] if isinstance(value, str) else value
             require_names(NAMES[f"{table}.{key}"], listed, f"{where}: {table}.{key}")
@@ -186,7 +187,8 @@ def words(field: Field) -> str:
     if "anyOf" in field:
         return " or ".join(words(each) for each in field["anyOf"] if each.get("type") != "null")
     if "enum" in field:
-        return " or ".join(repr(each) for each in field["enum"])
+        first, last = map(as_written, field["enum"][:-1]), as_written(field["enum"][-1])
+        return " or ".join(filter(None, (", ".join(first), last)))
     if "enum" in field.get("items", {}):
         return f"a list of {words(field['items'])}"
     named = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false"}

@@ -21,7 +21,7 @@ from leaktight.config.toml import build, checked, choose_all, kind_of, settings_
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
 from leaktight.core.tensors import digest
-from leaktight.core.text import printable
+from leaktight.core.text import as_written, printable
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
 from leaktight.data.dataset import data_root
@@ -32,7 +32,7 @@ from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
 from leaktight.report.words import counted
 
-WHERE = "leaktight inspect"
+WHERE = "inspect"
 TABLES = ("seed", "model", "local", "attack")
 
 
@@ -146,7 +146,7 @@ def _local(table: object, count: int, kind: ChangeKind) -> LocalTraining | None:
     if not table:
         return None
     if not isinstance(table, Mapping):
-        raise UsageError(f"expected local training as a table, got {table!r}")
+        raise UsageError(f"expected local training as a table, got {as_written(table)}")
     if kind == "gradient":
         raise UsageError("a gradient of one batch has no local training; leave --local out, or use --kind delta")
     if "learning_rate" not in table:

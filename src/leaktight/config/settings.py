@@ -23,6 +23,7 @@ from leaktight.core.keys import parse_key
 from leaktight.core.own import is_own
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.reading import read_limited
+from leaktight.core.text import as_written
 from leaktight.core.threat import ThreatModel
 from leaktight.core.threat_presets import PRESETS
 from leaktight.core.training import LocalTraining
@@ -213,7 +214,7 @@ def _attacked(local: object, changes: object, where: str) -> LocalTraining:
     if isinstance(changes, LocalTraining):
         return changes
     if not isinstance(changes, Mapping):
-        raise ConfigError(f"{where}: expected a table [audit.local], got {changes!r}")
+        raise ConfigError(f"{where}: expected a table [audit.local], got {as_written(changes)}")
     base = local if isinstance(local, Mapping) else table_of(local)
     return build(LocalTraining, {**base, **changes}, where, "audit.local")
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from leaktight.config.fields import check_tables
+from leaktight.config.recipes import config_file
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
-from leaktight.core.text import printable
+from leaktight.core.text import as_written, printable
 
 Table: TypeAlias = Mapping[str, object]
 """Settings by name: plain values, tables, lists of them, or objects of a Python caller."""
@@ -118,9 +119,9 @@ def read_tables(
 ) -> tuple[Table, str]:
     """The tables of a config, and its name in errors.
 
-    path: a TOML file; None for the built-in scenario with `scenario` on top. given: tables and objects of a Python
-    caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the config has keeps
-    its settings. overrides: "table.key=value", applied last.
+    path: a TOML file or `recipe:NAME`; None for the built-in scenario with `scenario` on top. given: tables and objects
+    of a Python caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the
+    config has keeps its settings. overrides: "table.key=value", applied last.
     """
     where = str(path) if path else "built-in scenario"
     tables = merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
@@ -149,7 +150,7 @@ def production_tables(tables: Table, where: str) -> Table | None:
         return None
     known = (*TABLES, *LISTS)
     if not isinstance(own, Mapping):
-        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {own!r}")
+        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {as_written(own)}")
     for name in own:
         if name not in known:
             raise ConfigError(f"{where}: [{PRODUCTION}] unknown table {name!r}; {suggestion(str(name), known)}")
@@ -165,7 +166,7 @@ def _check(tables: Table, known: Sequence[str], where: str) -> None:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
         if name in TABLES and isinstance(tables[name], str | int | float | list):
-            raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
+            raise ConfigError(f"{where}: expected a table [{name}], got {as_written(tables[name])}")
     check_tables(tables, where)
 
 
@@ -253,7 +254,7 @@ def as_list(value: object) -> list[object]:
 
 
 def _read(path: Path) -> Table:
-    return read_toml(path, ConfigError)
+    return read_toml(config_file(path), ConfigError)
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError, InputsError, UsageError
+from leaktight.core.text import described
 
 CHANNELS = (1, 3)
 """Grey and colour."""
@@ -95,7 +96,7 @@ class Images(Inputs):
     @classmethod
     def of(cls, stored: Tensor) -> Self:
         if stored.dtype != torch.uint8 or stored.ndim != 4:
-            raise DataError(f"expected images (N, C, H, W) of bytes, got {tuple(stored.shape)} of {stored.dtype}")
+            raise DataError(f"expected images (N, C, H, W) of bytes, got {described(stored)}")
         return cls(*stored.shape[1:])
 
     def loaded(self, stored: Tensor) -> Tensor:
@@ -113,8 +114,7 @@ class Images(Inputs):
         """The same batch, if it is (N, C, H, W) of floats. Bytes are refused, because they are not in [0, 1]."""
         if images.ndim != 4 or not images.numel() or not images.is_floating_point():
             raise UsageError(
-                f"expected images (N, C, H, W) of floats in [0, 1], got {tuple(images.shape)} of {images.dtype}; "
-                "divide bytes by 255"
+                f"expected images (N, C, H, W) of floats in [0, 1], got {described(images)}; divide bytes by 255"
             )
         return images
 

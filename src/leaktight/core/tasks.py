@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leaktight.core.kernels import quick_kernels
+from leaktight.core.text import sides
 
 _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
 
@@ -77,7 +78,7 @@ class Classification(Task):
 
     def fault(self, targets: Tensor, num_classes: int) -> str | None:
         if targets.ndim != 1:
-            return f"labels of one class for each example, got {tuple(targets.shape)}"
+            return f"labels of one class for each example, got {sides(targets.shape)}"
         low, high = int(targets.min()), int(targets.max())
         return None if 0 <= low <= high < num_classes else f"labels in 0..{num_classes - 1}, got {low}..{high}"
 

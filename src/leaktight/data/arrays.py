@@ -13,6 +13,7 @@ from torch import Tensor
 from leaktight.core.errors import DataError
 from leaktight.core.tensor_files import ERRORS, Head
 from leaktight.core.tensor_files import read_npz as read_arrays
+from leaktight.core.text import sides
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import user_path
@@ -48,8 +49,8 @@ def read_npz(
 def _check_integers(head: Head, path: Path, key: str, count: int) -> None:
     if head.dtype.kind not in "iu" or head.shape != (count,):
         raise DataError(
-            f"{path}: expected {key} to be {count} integers, one per image, got {head.dtype} of shape {head.shape}; "
-            "name the right array"
+            f"{path}: expected {key} to be {count} integers, one per image, got {head.dtype} of shape "
+            f"{sides(head.shape)}; name the right array"
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from leaktight.core.errors import DataError
 from leaktight.core.pickles import check_pickles
 from leaktight.core.reading import MOST_TEXT, read_limited
-from leaktight.core.text import printable
+from leaktight.core.text import described, printable
 from leaktight.core.types import Examples
 from leaktight.data.arrays import read_npz
 from leaktight.data.dataset import Dataset
@@ -101,8 +101,8 @@ def _from_pickle(path: Path, labels_key: str) -> Examples:
     if not isinstance(labels, list):
         raise DataError(f"{path}: expected a list of labels, got {type(labels).__name__}; fetch it again")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), _PIXELS):
-        got = f"{data.shape} of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise DataError(f"{path}: expected data ({len(labels)}, {_PIXELS}) of bytes, one row per label, got {got}")
+        got = described(data) if isinstance(data, np.ndarray) else type(data).__name__
+        raise DataError(f"{path}: expected data {len(labels)} x {_PIXELS} of bytes, one row per label, got {got}")
     if not all(isinstance(label, int) and 0 <= label < 100 for label in labels):
         raise DataError(f"{path}: expected labels from 0 to 99, got others; fetch it again")
     return Examples(torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))

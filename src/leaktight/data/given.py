@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leaktight.core.errors import DataError
 from leaktight.core.tensors import digest
+from leaktight.core.text import described
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.settings import SplitSettings
@@ -33,7 +34,7 @@ class GivenImages(SplitSettings):
         if self.labels.ndim != 1 or self.labels.is_floating_point() or len(self.labels) != len(self.images):
             raise DataError(
                 f"expected labels (N,) of integers, one for each of {len(self.images)} images, got "
-                f"{tuple(self.labels.shape)} of {self.labels.dtype}"
+                f"{described(self.labels)}"
             )
         examples = Examples(self._bytes(), self.labels.to(torch.int64))
         classes = tuple(str(number) for number in range(int(self.labels.max()) + 1))

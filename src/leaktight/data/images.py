@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import size_words
-from leaktight.core.text import printable
+from leaktight.core.text import printable, sides
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp"})
 _MODES = {1: "L", 3: "RGB"}
@@ -98,7 +98,7 @@ def check_memory(count: int, shape: tuple[int, int, int]) -> None:
     """Raise DataError if so many images of this shape take too much memory."""
     if (needed := count * math.prod(shape)) > MOST_BYTES:
         raise DataError(
-            f"expected images of at most {size_words(MOST_BYTES)} in memory, got {count} of {shape} that need "
+            f"expected images of at most {size_words(MOST_BYTES)} in memory, got {count} of {sides(shape)} that need "
             f"{size_words(needed)}; set a smaller size"
         )
 
@@ -141,7 +141,8 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, source: str) -> None:
     coloured = len(shape) == 4 and (shape[-1] in _MODES or shape[1] in _MODES)
     if not (len(shape) == 3 or coloured) or 0 in shape[1:]:
         raise DataError(
-            f"{source}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3, got {shape}; reshape"
+            f"{source}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3, got "
+            f"{sides(shape)}; reshape"
         )
 
 

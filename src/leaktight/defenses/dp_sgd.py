@@ -54,7 +54,7 @@ class DpSgd(Defense):
 
     Reference: Abadi et al. 2016; Mironov 2017 (rdp), Gopi et al. 2021 (prv), Bu et al. 2020 (gdp).
     Assumes: examples that interact only in the mean, so batch normalisation in training mode is an error; a secret
-    client key. docs/defenses.md explains the effect of floating-point numbers.
+    client key. `leaktight docs defenses` explains the effect of floating-point numbers.
     Differs from the paper: batches of shuffled epochs, see above; the noise of an incomplete batch is divided by its
     size; the sampling rate of each step is that of its batch.
     """

@@ -11,6 +11,7 @@ from leaktight.core.errors import LeaktightError, ModelError, require_at_least
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
 from leaktight.core.rng import Rng
+from leaktight.core.text import sides
 from leaktight.core.types import Params, State
 from leaktight.defenses.perturbation import (
     below_percentile,
@@ -84,7 +85,7 @@ def feature_scores(step: Step, epsilon: float = 0.0) -> tuple[str, Tensor]:
     if features.ndim != 2:
         raise ModelError(
             f"expected one vector of features per example, (N, features), at the last linear layer {name!r}, "
-            f"got {tuple(features.shape)}; choose a model for whole images"
+            f"got {sides(features.shape)}; choose a model for whole images"
         )
     norms = _sensitivities(features, inputs)
     ratios = norms / (widened(features.detach().T) + epsilon)

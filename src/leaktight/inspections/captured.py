@@ -18,6 +18,7 @@ from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
+from leaktight.core.text import as_written, sides
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
 from leaktight.inspections.files import TensorFile, TrueExamples
@@ -68,9 +69,11 @@ class CaptureSettings:
                 f"channels, got {len(self.mean)} and {len(self.std)}"
             )
         if any(value <= 0 for value in self.std):
-            raise ValueError(f"expected std > 0, got {self.std}")
+            raise ValueError(f"expected std > 0, got {as_written(self.std)}")
         if any(abs(value) > 1 for value in self.mean):
-            raise ValueError(f"expected mean and std for images in [0, 1], got mean {self.mean}; divide both by 255")
+            raise ValueError(
+                f"expected mean and std for images in [0, 1], got mean {as_written(self.mean)}; divide both by 255"
+            )
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ def _fitted(held: TensorFile, model: nn.Module, classes: int, *, partly: bool = 
         "missing": [name for name in own if name not in tensors and name not in optional],
         "unexpected": [name for name in tensors if name not in own],
         "of another shape": [
-            f"{name} {tuple(got.shape)}, the model has {tuple(wanted.shape)}"
+            f"{name} {sides(got.shape)} (the model has {sides(wanted.shape)})"
             for name, (got, wanted) in both.items()
             if got.shape != wanted.shape
         ],

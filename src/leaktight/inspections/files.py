@@ -19,6 +19,7 @@ from leaktight.core.inputs import Images
 from leaktight.core.reading import opened, read_limited
 from leaktight.core.tensor_files import ERRORS, MOST_FILE, check_tensors, read_npz, read_safetensors, read_torch
 from leaktight.core.tensors import digest as digest_of
+from leaktight.core.text import sides
 from leaktight.core.types import Params
 from leaktight.data.images import IMAGE_SUFFIXES, MOST_IMAGE, decode_image, from_array, is_image, to_tensor
 
@@ -192,7 +193,7 @@ def _arrays(path: Path, inputs: Images) -> TrueExamples:
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise DataError(
             f"{path}: expected labels to be {len(images)} integers, one per image, got {labels.dtype} of shape "
-            f"{labels.shape}"
+            f"{sides(labels.shape)}"
         )
     return TrueExamples(inputs.loaded(images), torch.from_numpy(labels.astype(np.int64)))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
+from leaktight.core.text import sides
 
 MIN_MSE = 1e-10
 """The smallest MSE in a PSNR: identical images have 100 dB, means are finite. Rounding to bytes gives about 59 dB."""
@@ -23,7 +24,7 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
     """Both as detached float64 on the CPU, one guess for each truth."""
     if guess.shape != truth.shape:
         raise UsageError(
-            f"expected one guess of the same shape for each truth, got {tuple(guess.shape)} and {tuple(truth.shape)}; "
+            f"expected one guess of the same shape for each truth, got {sides(guess.shape)} and {sides(truth.shape)}; "
             "match them first"
         )
     return as_images(guess, clamp=clamp), as_images(truth, clamp=clamp)
@@ -76,7 +77,7 @@ def ssim(guess: Tensor, truth: Tensor) -> Tensor:
     side = min(guess.shape[-2:])
     radius = min(FULL_RADIUS, (side - 1) // 2)
     if not radius:
-        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {tuple(guess.shape[-2:])}")
+        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {sides(guess.shape[-2:])}")
     # torchmetrics derives the window from sigma: int(3.5 * 0.3 * radius + 0.5) = radius.
     _, full = structural_similarity_index_measure(
         guess,

@@ -13,6 +13,7 @@ from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Inputs
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensor_files import ERRORS, check_tensors, read_safetensors, read_torch
+from leaktight.core.text import sides
 from leaktight.models.source import ModelSource, reason
 
 WIDE = 0.5
@@ -85,7 +86,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     missing = [name for name in own if name not in stored and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in stored if name not in own]
     shapes = [
-        f"{name} {tuple(stored[name].shape)} for {tuple(tensor.shape)}"
+        f"{name} {sides(stored[name].shape)} for {sides(tensor.shape)}"
         for name, tensor in own.items()
         if name in stored and stored[name].shape != tensor.shape
     ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leaktight.core.errors import ModelError, suggestion
 from leaktight.core.inputs import Images, Inputs
 from leaktight.core.tasks import Classification, Penalised, Task
+from leaktight.core.text import as_written
 from leaktight.models.surgery import mode_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -48,7 +49,7 @@ class Network(ABC):
         if len(self.mean) != len(self.std):
             raise ValueError(f"expected as many numbers in mean as in std, got {len(self.mean)} and {len(self.std)}")
         if any(value <= 0 for value in self.std):
-            raise ValueError(f"expected std > 0, got {self.std}")
+            raise ValueError(f"expected std > 0, got {as_written(self.std)}")
 
     def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
         """The network for such inputs, with fresh weights. Networks of the catalogue take images."""

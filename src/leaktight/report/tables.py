@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX (booktabs) and CSV."""
+"""Tables as Markdown and CSV; `latex` has those for papers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from leaktight.core.text import shown
 from leaktight.report.comparison import cell_keys, compare, run_names
-from leaktight.report.run_tables import TextTable
+from leaktight.report.latex import to_latex
 from leaktight.report.runs import Run
 from leaktight.report.words import fact
 from leaktight.results.schema import Cell, Score, Threat
@@ -37,15 +37,6 @@ def to_markdown(runs: Sequence[Run]) -> str:
             parts.append(markdown(table.note))
     parts.append("\n".join(f"- {markdown(note)}" for note in comparison.notes))
     return "\n\n".join(parts) + "\n"
-
-
-def to_latex(runs: Sequence[Run]) -> str:
-    """A LaTeX `table` environment for each table; needs the package booktabs."""
-    comparison = compare(runs)
-    comments = [f"Leakage: {', '.join(comparison.names)}", *comparison.warnings, *comparison.notes]
-    parts = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(line)}" for line in comments)]
-    parts += [_latex_table(table) for table in comparison.tables]
-    return "\n".join(parts) + "\n"
 
 
 def to_csv(runs: Sequence[Run]) -> str:
@@ -80,41 +71,6 @@ def markdown(text: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "–": "--",
-    "−": "$-$",
-    "×": r"$\times$",
-    "∞": r"$\infty$",
-    "“": "``",
-    "”": "''",
-}
-_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-
-
-def latex(text: str) -> str:
-    r"""Text with LaTeX's special characters escaped.
-
-    >>> latex("50 % of a_b {x} \\ ^")
-    '50 \\% of a\\_b \\{x\\} \\textbackslash{} \\textasciicircum{}'
-    >>> latex("1.6 × 10⁻⁵")
-    '1.6 $\\times$ 10$^{-5}$'
-    """
-    plain = "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
-    return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda found: f"$^{{{found[0].translate(_RAISED)}}}$", plain)
-
-
 def csv_text(text: str) -> str:
     """Text in one line that a spreadsheet does not run as a formula, also where it reads wide signs as narrow ones.
 
@@ -132,29 +88,6 @@ def _one_line(text: str) -> str:
 
 def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
-
-
-def _latex_table(table: TextTable) -> str:
-    columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
-    if table.prose:
-        columns = columns[:-1] + r"p{0.5\linewidth}"
-    rows = [" & ".join(latex(cell) for cell in row) + r" \\" for row in (table.header, *table.rows)]
-    caption = f"{latex(table.title)}. {latex(table.note)}".strip()
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            rows[0],
-            r"\midrule",
-            *rows[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
 
 
 def _figures(run: Run) -> Iterator[tuple[Key, str, float | None]]:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from leaktight.core.errors import ResultsError
+from leaktight.core.text import as_written
 
 SCHEMA_VERSION = 2
 """2: one verdict a defense, in new words; validity, ranks and tracks of trials."""
@@ -617,7 +618,7 @@ def _first_fault(error: ValidationError) -> str:
     expected = first["msg"].removeprefix("Value error, ")
     given = first["input"]
     shown = place and first["type"] != "missing" and len(str(given)) < 80
-    return f"{f'{place}: ' if place else ''}{expected}{f', got {given!r}' if shown else ''}"
+    return f"{f'{place}: ' if place else ''}{expected}{f', got {as_written(given)}' if shown else ''}"
 
 
 def leaks_when(metric: str, notes: Mapping[str, MetricNote]) -> Direction:

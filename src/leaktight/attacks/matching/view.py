@@ -20,6 +20,7 @@ from leaktight.core.errors import NotDisclosedError, UsageError, require_at_leas
 from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
+from leaktight.core.text import sides
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Update
 from leaktight.fl.local import Trainer, local_update, loss_and_gradient, silent
@@ -263,8 +264,8 @@ def _check_names(seen: Observation) -> None:
     for name, tensor in seen.update.tensors.items():
         known = seen.broadcast.params.get(name)
         if known is None or known.shape != tensor.shape:
-            got = "no such parameter" if known is None else f"{tuple(known.shape)}"
+            got = "no such parameter" if known is None else f"{sides(known.shape)}"
             raise UsageError(
-                f"expected an update of the model, got {name!r} of shape {tuple(tensor.shape)}, of which the model has "
+                f"expected an update of the model, got {name!r} of shape {sides(tensor.shape)}, of which the model has "
                 f"{got}"
             )

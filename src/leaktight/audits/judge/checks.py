@@ -240,7 +240,7 @@ CHECKS: Sequence[Check] = (
     Check(
         "no-adaptive-attacker",
         "no attacker who knows the defense was tried against it",
-        "attackers can be expected to know the defense; run an adaptive attack, see docs/audit.md",
+        "attackers can be expected to know the defense; run an adaptive attack, see `leaktight docs audit`",
         _not_adaptive,
     ),
     Check(
