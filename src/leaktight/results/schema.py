@@ -381,7 +381,8 @@ class Verdict(Record):
     threat: of the strongest attacker. because: the evidence. advice: what to do if nothing can be concluded, else "".
     victims: those that the conclusion rests on. below: "nothing-found" claims with 95 % confidence that fewer than this
     share of victims are reconstructed. worst_attack: the strongest attack. trial_id: its most leaking trial.
-    attackers: every attack by itself, the strongest first. certified: the attack proved it without the truth.
+    example: the one of that trial's examples, from 0, that shows the finding best. attackers: every attack by itself,
+    the strongest first. certified: the attack proved it without the truth.
     """
 
     defense: str
@@ -394,6 +395,7 @@ class Verdict(Record):
     below: Figure = None
     worst_attack: str | None = None
     trial_id: str | None = None
+    example: int | None = None
     attackers: tuple[AttackerVerdict, ...] = ()
     certified: bool = False
 

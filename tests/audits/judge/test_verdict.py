@@ -255,3 +255,18 @@ def test_trials_on_the_same_examples_are_not_answered_with_the_number_of_trials_
     assert (found.verdict, found.victims) == ("cannot-conclude", 10)
     assert "found nothing on 10 victims, since some of its 20 trials attacked the same examples" in found.because
     assert found.advice.startswith("Set more --trials, attack more clients")
+
+
+def test_the_evidence_is_an_example_that_was_reconstructed() -> None:
+    """Not the one of the highest score, which a guess without the update reaches as well."""
+    trials = [
+        made
+        for trial in range(6)
+        for made in (
+            made_trial("none", "csdlg", trial, ssim=[0.2, 0.97, 0.9], place=1),
+            made_trial("none", "mean_image", trial, ssim=[0.1, 0.95, 0.3], role="control"),
+        )
+    ]
+    found = Panel(gather(trials), 0.15).verdict("diagnostic", "none")
+    assert found.verdict == "reconstructed"
+    assert (found.trial_id, found.example) == (trials[0].id, 2)

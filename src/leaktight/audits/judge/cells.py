@@ -115,15 +115,28 @@ class CellTrials:
 
     def reconstructs(self, trial: Trial) -> bool:
         """Whether one of the trial's examples is reconstructed, as this module defines it."""
-        return any(
-            _stands_out(trial, self._controls(trial), metric, least, margin)
+        return bool(self.rebuilt(trial))
+
+    def rebuilt(self, trial: Trial) -> list[int]:
+        """Which of the trial's examples are reconstructed."""
+        found = (
+            _standing_out(trial, self._controls(trial), metric, least, margin)
             for metric, (least, margin) in THRESHOLDS.items()
         )
+        return sorted(set().union(*found))
+
+    def example(self, trial: Trial, metric: str = "ssim") -> int | None:
+        """The most leaking one of the trial's examples, of those that are reconstructed if there are any."""
+        scores = trial.scores.get(metric) or ()
+        chosen = self.rebuilt(trial) or range(len(scores))
+        known = {index: scores[index] for index in chosen if scores[index] is not None}
+        most = max if trial.leaks_when(metric) == "high" else min
+        return most(known, key=lambda index: known[index] or 0.0, default=None)
 
     @cached_property
     def exact(self) -> bool:
         """Whether an example of a valid trial is exact."""
-        return any(_stands_out(trial, self._controls(trial), "psnr", *EXACT, far=True) for trial in self.valid)
+        return any(_standing_out(trial, self._controls(trial), "psnr", *EXACT, far=True) for trial in self.valid)
 
     @cached_property
     def identification(self) -> float | None:
@@ -251,7 +264,7 @@ def _best(trial: Trial, metric: str, scores: Iterable[float | None]) -> float | 
     return better((score for score in scores if score is not None), default=None)
 
 
-def _stands_out(
+def _standing_out(
     trial: Trial,
     controls: Mapping[str, Sequence[float | None]],
     metric: str,
@@ -259,22 +272,23 @@ def _stands_out(
     margin: float,
     *,
     far: bool = False,
-) -> bool:
-    """Whether an example scores at least `least`, `margin` above the controls, and above its closest decoy.
+) -> list[int]:
+    """The examples that score at least `least`, `margin` above the controls, and above their closest decoy.
 
     far: above the decoys by `margin`, too; with neither controls nor decoys there is nothing to stand out from.
     """
     scores = trial.scores.get(metric) or ()
     beside = controls.get(metric) or [None] * len(scores)
     decoys = trial.decoy_scores.get(metric) or [None] * len(scores)
-    for score, control, decoy in zip(scores, beside, decoys, strict=True):
+    found = []
+    for index, (score, control, decoy) in enumerate(zip(scores, beside, decoys, strict=True)):
         if score is None or score < least or (control is not None and score < control + margin):
             continue
         if far and control is None and decoy is None:
             continue
         if decoy is None or (score >= decoy + margin if far else score > decoy):
-            return True
-    return False
+            found.append(index)
+    return found
 
 
 def place_of(trial: Trial) -> Place:

@@ -226,6 +226,7 @@ class Panel:
         cells = [cell for cell in self.attacks if (cell.track, cell.defense) == (track, defense)]
         findings = sorted((self.finding(cell) for cell in cells), key=lambda each: each.strength, reverse=True)
         lead = self._lead(findings)
+        shown = _example(lead.cell)
         return Verdict(
             defense=defense,
             track=track,
@@ -236,7 +237,8 @@ class Panel:
             victims=lead.victims,
             below=upper_bound(0, lead.victims) if lead.word == "nothing-found" else None,
             worst_attack=lead.cell.attack,
-            trial_id=_example(lead.cell),
+            trial_id=None if shown is None else shown.id,
+            example=None if shown is None else lead.cell.example(shown),
             attackers=tuple(_attacker(each) for each in findings),
         )
 
@@ -289,7 +291,8 @@ def _acted(trial: Trial) -> bool:
     return trial.defense == UNDEFENDED or trial.update_changed is not False
 
 
-def _example(cell: CellTrials) -> str | None:
+def _example(cell: CellTrials) -> Trial | None:
     """The trial that shows the finding best: the most leaking one, of those that reconstructed if there are any."""
     best = [trial for group in cell.reconstructed for trial in group]
-    return CellTrials(best, cell.controls).most_leaking() if best else cell.most_leaking()
+    shown = CellTrials(best, cell.controls).most_leaking() if best else cell.most_leaking()
+    return next((trial for trial in cell.valid if trial.id == shown), None)
