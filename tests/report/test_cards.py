@@ -169,9 +169,8 @@ def test_a_positive_control_that_is_not_valid_proves_nothing(tmp_path: Path) -> 
     made.write()
     run = load_run(made.path)
     verdicts = [card.verdict for card in cards(Rounds(tmp_path / "whole").fill())]
-    found = cards_of(
-        [each for each in verdicts if each.defense == "outpost"], run.trials, Album(made.path, 1, run.trials)
-    )
+    judged = [each for each in verdicts if each.defense == "outpost"]
+    found = cards_of(judged, run.trials, Album(made.path, 1, run.trials))
     evidence = evidence_of(found[0])
     assert [view.kind for view in evidence.views] == ["this", "negative"]
     assert evidence.missing == (
@@ -195,9 +194,6 @@ def test_pictures_of_the_made_run_differ(tmp_path: Path) -> None:
     made = Rounds(tmp_path / "run").fill()
     assert len(made.trials) == 2 * VICTIMS * len(ROUNDS) * 3
     assert strip([np.zeros((2, 2, 3), np.uint8)] * BATCH).width == 2 * BATCH
-    truths = {
-        (each.trial, each.round): (made.path / str(each.images.truth)).read_bytes()
-        for each in made.trials
-        if each.images
-    }
+    files = {(each.trial, each.round): each.images.truth for each in made.trials if each.images}
+    truths = {place: (made.path / str(file)).read_bytes() for place, file in files.items()}
     assert len(set(truths.values())) == VICTIMS * len(ROUNDS) - 1  # ten faces, so that the last batch is the first

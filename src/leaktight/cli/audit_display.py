@@ -17,7 +17,7 @@ from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
 from leaktight.audits.schedule import Wanted, fewest
 from leaktight.cli.console import called, print_json, resumable, say
-from leaktight.cli.display import MISSING, progress_bars, shown
+from leaktight.cli.display import progress_bars
 from leaktight.report.judgements import (
     TRACKS,
     answer_lines,
@@ -28,7 +28,18 @@ from leaktight.report.judgements import (
     tracks_of,
     victims_words,
 )
-from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact, listed
+from leaktight.report.words import (
+    MISSING,
+    SYMBOLS,
+    VERDICTS,
+    attack_words,
+    defense_words,
+    fact,
+    listed,
+    number,
+    percent,
+    seconds,
+)
 from leaktight.results.schema import (
     Cell,
     Ledger,
@@ -53,7 +64,7 @@ STYLES: Mapping[Word, str] = {
 COLUMNS = ("attack", "PSNR dB", "SSIM", "blind", "rebuilt", "chance", "flags")
 """PSNR and SSIM with 95 % intervals, SSIM of the best control (blind), victims that were reconstructed of those with
 valid trials, and the corrected chance of the identification."""
-TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its share", "front")
+TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "round", "its share", "front")
 
 
 class AuditDisplay(Watcher):
@@ -73,7 +84,7 @@ class AuditDisplay(Watcher):
         task, rounds = self.rounds[name]
         self.progress.update(task, completed=row.round)
         if not self.console.is_terminal:
-            accuracy = "" if row.accuracy is None else f", accuracy {100 * row.accuracy:.1f} %"
+            accuracy = "" if row.accuracy is None else f", accuracy {percent(row.accuracy)}"
             say(self.console, f"training, {name}: round {row.round} of {rounds}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
@@ -157,8 +168,9 @@ def trial_words(trial: Trial) -> str:
     """A finished trial on one line."""
     if trial.status == "failed":
         return f"{trial.id} failed: {trial.error}"
-    scores = [f"{name} {score:.2f}" for name in ("psnr", "ssim") if (score := trial.score(name)) is not None]
-    return f"{trial.id} {' '.join(scores)} ({trial.seconds:.1f} s)"
+    names = [name for name in ("psnr", "ssim") if trial.score(name) is not None]
+    scores = [f"{name} {number(trial.score(name), name, unit=False)}" for name in names]
+    return f"{trial.id} {' '.join(scores)} ({seconds(trial.seconds)})"
 
 
 def print_audit(summary: Summary, console: Console) -> None:
@@ -244,7 +256,7 @@ def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
     """Print which attacks of an ensemble gave its answers, and what the truth would have chosen."""
     for cell in summary.cells:
         if cell.track == track and cell.chosen:
-            best = shown(cell.oracle.get("psnr"), "{:.1f} dB")
+            best = number(cell.oracle.get("psnr"), "psnr")
             _say(
                 console,
                 f"{_place(cell)}: {chosen_words(cell)}; oracle-best (chosen by the truth, not by an attacker) {best}",
@@ -295,11 +307,11 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
     for row in tradeoff.rows:
         table.add_row(
             short_name(defense_words(row.defense)),
-            shown(row.leak.worst, "{:z.2f}"),
+            number(row.leak.worst, row.leak.metric),
             short_name(row.leak.attack or MISSING),
-            shown(row.accuracy, "{:.1%}"),
-            shown(row.seconds_per_round, "{:z.2f}"),
-            shown(row.cost_share, "{:.1%}"),
+            percent(row.accuracy),
+            seconds(row.seconds_per_round),
+            percent(row.cost_share),
             "yes" if row.on_front else "",
         )
     return table
@@ -315,17 +327,18 @@ def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
 def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
         f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
-        _spread(cell.scores.get("psnr"), "{:.0f}"),
-        _spread(cell.scores.get("ssim"), "{:z.2f}"),
-        shown(cell.control.get("ssim"), "{:z.2f}"),
+        _spread(cell.scores.get("psnr"), "psnr"),
+        _spread(cell.scores.get("ssim"), "ssim"),
+        number(cell.control.get("ssim"), "ssim"),
         "none valid" if cell.leaked is None else f"{cell.leaked} of {cell.judged}",
         MISSING if cell.identification is None else chance_words(cell.identification.corrected),
         " ".join(letters[code] for code in cell.flags),
     )
 
 
-def _spread(score: Score | None, form: str) -> str:
+def _spread(score: Score | None, metric: str) -> str:
+    """A mean and its interval; the only space is where a narrow table breaks the line."""
     if score is None or score.ci95 is None:
         return MISSING
-    low, high = (shown(end, form) for end in score.ci95)
-    return f"{shown(score.mean, form)} [{low}, {high}]"
+    low, high = (number(end, metric, unit=False) for end in score.ci95)
+    return f"{number(score.mean, metric, unit=False)} [{low},{high}]"

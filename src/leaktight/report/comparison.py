@@ -28,6 +28,7 @@ from leaktight.report.words import (
     number,
     percent,
     seconds,
+    signed,
     threat_words,
     tradeoff_names,
 )
@@ -176,10 +177,7 @@ def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> 
             return MISSING, None
         return f"{mean_words(score, metric)}; {number(score.worst, metric, unit=False)}", score.mean
 
-    def change(difference: float) -> str:
-        return ("+" if difference > 0 else "") + number(difference, metric, unit=False)
-
-    header, rows = _side_by_side(summaries, names, pick, change)
+    header, rows = _side_by_side(summaries, names, pick, lambda difference: signed(difference, metric))
     notes = {name: note for summary in summaries for name, note in summary.metrics.items()}
     more = "Higher" if leaks_when(metric, notes) == "high" else "Lower"
     return TextTable(

@@ -62,7 +62,7 @@ def plot_learning_curve(summary: TrainingSummary, picture: Path) -> None:
     right.set_ylim(bottom=0)
     left.grid(alpha=0.25)
     left.legend(handles=[accuracy, loss], loc="center right", frameon=False)
-    reached = "not scored" if summary.final.accuracy is None else f"{100 * summary.final.accuracy:.2f} %"
+    reached = "not scored" if summary.final.accuracy is None else percent(summary.final.accuracy)
     left.set_title(f"{reached} after {summary.rounds[-1].round} rounds", loc="left")
     _save(figure, picture)
 

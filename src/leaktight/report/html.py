@@ -114,6 +114,8 @@ def _environment() -> jinja2.Environment:
         fact_name=words.fact_name,
         defense=words.defense_words,
         leaked=judgements.leaked_words,
+        share=judgements.leaked_share,
+        valid=judgements.valid_trials,
         faults=judgements.fault_words,
         victims=judgements.victims_words,
         claim=judgements.claim_words,

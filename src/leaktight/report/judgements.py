@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from leaktight.report.words import VERDICTS, counted, percent, seconds
+from leaktight.report.words import MISSING, VERDICTS, counted, percent, seconds
 from leaktight.results.schema import (
     Answer,
     AttackerVerdict,
@@ -83,6 +83,16 @@ def leaked_words(cell: Cell) -> str:
     if cell.victims is None:
         return f"{cell.leaked} of {counted(cell.judged, 'trial')} leaked"
     return f"{cell.leaked} of {cell.judged} reconstructed"
+
+
+def valid_trials(cell: Cell) -> int:
+    """The number of valid trials; in files of earlier versions, of finished ones."""
+    return cell.done if cell.valid is None else cell.valid
+
+
+def leaked_share(cell: Cell) -> str:
+    """How many victims were reconstructed, such as "3 of 5"."""
+    return MISSING if cell.leaked is None else f"{cell.leaked} of {cell.judged}"
 
 
 def fault_words(cell: Cell) -> list[str]:

@@ -33,6 +33,7 @@ METRICS: Mapping[str, MetricWords] = {
     "loss": MetricWords("loss", "", None),
     "label_accuracy": MetricWords("labels found", "%", 0, "share of the batch's labels that the attack got right"),
 }
+"""How every number of a metric is written, wherever it is printed: see `number`."""
 
 VERDICTS: Mapping[Word, str] = {
     "reconstructed": "Reconstructed",
@@ -98,6 +99,16 @@ def number(value: float | None, metric: str, *, unit: bool = True) -> str:
     else:
         text = f"{round(shown, words.digits) + 0.0:.{words.digits}f}".replace("-", "−")  # + 0.0: no "−0.00"
     return f"{text} {words.unit}" if unit and words.unit else text
+
+
+def signed(value: float, metric: str, *, unit: bool = False) -> str:
+    """A difference of two scores, with its sign.
+
+    >>> signed(0.031, "ssim"), signed(-2.04, "psnr"), signed(0.001, "ssim")
+    ('+0.03', '−2.0', '0.00')
+    """
+    text = number(value, metric, unit=unit)
+    return f"+{text}" if value > 0 and number(value, metric) != number(0.0, metric) else text
 
 
 def significant(value: float) -> str:

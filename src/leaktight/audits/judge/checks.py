@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.verdict import Panel
+from leaktight.report.words import metric_words, signed
 from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track
 
 MIN_TRIALS = 3
@@ -110,7 +111,9 @@ def _control_not_beaten(evidence: Evidence) -> Iterator[Finding]:
         gains = {metric: cell.gain(metric) for metric in ("ssim", "psnr")}
         known = {metric: gain for metric, gain in gains.items() if gain is not None}
         if known and evidence.panel.level(cell) is None and all(gain <= 0 for gain in known.values()):
-            shown = ", ".join(f"{metric} {gain:+.2f}" for metric, gain in known.items())
+            shown = ", ".join(
+                f"{metric_words(metric).label} {signed(gain, metric, unit=True)}" for metric, gain in known.items()
+            )
             yield _at(cell, f"against the best guess without the update: {shown}")
 
 
