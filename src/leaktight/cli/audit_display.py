@@ -64,6 +64,8 @@ STYLES: Mapping[Word, str] = {
 COLUMNS = ("attack", "PSNR dB", "SSIM", "blind", "rebuilt", "chance", "flags")
 """PSNR and SSIM with 95 % intervals, SSIM of the best control (blind), victims that were reconstructed of those with
 valid trials, and the corrected chance of the identification."""
+_HEADING = 24
+"""Characters of a defense's name in a table before it wraps."""
 TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "round", "its share", "front")
 
 
@@ -285,6 +287,10 @@ def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "di
     """A row for each attack on each defense; "+" marks an attacker who knows the defense. letters: of the flags."""
     table = _table(COLUMNS, left=("attack", "flags"))
     cells = [cell for cell in summary.cells if cell.role == "attack" and cell.track == track]
+    headings = [min(len(short_name(defense_words(cell.defense))), _HEADING) for cell in cells]
+    names = [len(_attack(cell)) for cell in cells]
+    table.columns[0].width = max((*names, *headings), default=None)  # in a narrow window figures wrap, names do not
+    table.columns[0].overflow = "fold"
     for defense in dict.fromkeys(cell.defense for cell in cells):
         table.add_row(short_name(defense_words(defense)), style="bold")
         for cell in cells:
@@ -326,7 +332,7 @@ def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
 
 def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
+        _attack(cell),
         _spread(cell.scores.get("psnr"), "psnr"),
         _spread(cell.scores.get("ssim"), "ssim"),
         number(cell.control.get("ssim"), "ssim"),
@@ -334,6 +340,10 @@ def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
         MISSING if cell.identification is None else chance_words(cell.identification.corrected),
         " ".join(letters[code] for code in cell.flags),
     )
+
+
+def _attack(cell: Cell) -> str:
+    return f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}"
 
 
 def _spread(score: Score | None, metric: str) -> str:
