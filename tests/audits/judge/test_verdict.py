@@ -270,3 +270,12 @@ def test_the_evidence_is_an_example_that_was_reconstructed() -> None:
     found = Panel(gather(trials), 0.15).verdict("diagnostic", "none")
     assert found.verdict == "reconstructed"
     assert (found.trial_id, found.example) == (trials[0].id, 2)
+
+
+def test_where_ssim_is_the_same_in_print_the_evidence_has_the_higher_psnr() -> None:
+    scores = ((0.999, 30.0), (0.9985, 42.0), (0.9991, 36.0))
+    trials = [
+        made_trial("none", "csdlg", trial, ssim=[ssim], psnr=[psnr], place=1)
+        for trial, (ssim, psnr) in enumerate(scores)
+    ]
+    assert Panel(gather(trials), 0.15).verdict("diagnostic", "none").trial_id == trials[1].id

@@ -8,6 +8,7 @@ above theirs. It is exact if PSNR is at least 30 dB and 10 dB above that of ever
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,13 +126,21 @@ class CellTrials:
         )
         return sorted(set().union(*found))
 
-    def example(self, trial: Trial, metric: str = "ssim") -> int | None:
-        """The most leaking one of the trial's examples, of those that are reconstructed if there are any."""
-        scores = trial.scores.get(metric) or ()
-        chosen = self.rebuilt(trial) or range(len(scores))
-        known = {index: scores[index] for index in chosen if scores[index] is not None}
-        most = max if trial.leaks_when(metric) == "high" else min
-        return most(known, key=lambda index: known[index] or 0.0, default=None)
+    @cached_property
+    def evidence(self) -> tuple[Trial, int] | None:
+        """The trial and the one of its examples that show best what the attack found; None without a score.
+
+        The most leaking trial, of those that reconstructed if there are any; in it, the most leaking example of those
+        that were. Where SSIM is the same in print, PSNR decides.
+        """
+        able = [trial for group in self.reconstructed for trial in group] or self.valid
+        able = [trial for trial in able if trial.score("ssim") is not None]
+        if not able:
+            return None
+        trial = max(able, key=lambda trial: _closeness(trial.score("ssim"), trial.score("psnr")))
+        ssim, psnr = ([*(trial.scores.get(metric) or ())] for metric in ("ssim", "psnr"))
+        examples = self.rebuilt(trial) or range(len(ssim))
+        return trial, max(examples, key=lambda index: _closeness(ssim[index], psnr[index] if psnr else None))
 
     @cached_property
     def exact(self) -> bool:
@@ -289,6 +298,11 @@ def _standing_out(
         if decoy is None or (score >= decoy + margin if far else score > decoy):
             found.append(index)
     return found
+
+
+def _closeness(ssim: float | None, psnr: float | None) -> tuple[float, float]:
+    """A sort key: the most leaking comes last."""
+    return round(-math.inf if ssim is None else ssim, 2), -math.inf if psnr is None else psnr
 
 
 def place_of(trial: Trial) -> Place:
