@@ -300,9 +300,10 @@ def _standing_out(
     return found
 
 
-def _closeness(ssim: float | None, psnr: float | None) -> tuple[float, float]:
+def _closeness(ssim: float | None, psnr: float | None) -> tuple[float, float, float]:
     """A sort key: the most leaking comes last."""
-    return round(-math.inf if ssim is None else ssim, 2), -math.inf if psnr is None else psnr
+    known = -math.inf if ssim is None else ssim
+    return round(known, 2), -math.inf if psnr is None else psnr, known
 
 
 def place_of(trial: Trial) -> Place:
