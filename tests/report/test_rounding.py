@@ -18,7 +18,7 @@ from leaktight.audits.judge.answer import answer
 from leaktight.audits.judge.cells import gather
 from leaktight.audits.judge.checks import Evidence, raise_flags
 from leaktight.audits.judge.summary import cell_of
-from leaktight.audits.judge.tradeoff import make_row, weigh
+from leaktight.audits.judge.tradeoff import Scored, make_row, weigh
 from leaktight.audits.judge.verdict import Panel
 from leaktight.cli.audit_display import print_audit, trial_words
 from leaktight.cli.inspect_display import print_inspection
@@ -30,6 +30,7 @@ from leaktight.report.tables import to_latex, to_markdown
 from leaktight.report.words import number, percent
 from leaktight.results.schema import Cell, Summary
 
+SCORED = Scored(4321, 0.1)
 ACCURACY = {"none": 0.93149, "gaussian_noise": 0.74251, "outpost": 0.92549, "precode": 0.90251}
 
 
@@ -41,8 +42,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Run:
     panel = Panel(cells, 0.15)
     raised = raise_flags(Evidence(panel))
     verdicts = panel.verdicts()
-    rows = [make_row(name, {}, cells, made_training(reached, [1.234, 1.3])) for name, reached in ACCURACY.items()]
-    weighed = weigh(rows, verdicts)
+    rows = [
+        make_row(name, {}, cells, made_training(reached, [1.234, 1.3]), SCORED) for name, reached in ACCURACY.items()
+    ]
+    weighed = weigh(rows, verdicts, SCORED)
     summary = made.summary().model_copy(
         update={
             "cells": tuple(cell_of(cell, panel, raised) for cell in cells),

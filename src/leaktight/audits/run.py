@@ -11,13 +11,13 @@ from typing import Literal
 from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.judge import tradeoff
 from leaktight.audits.judge.answer import answer
-from leaktight.audits.judge.cells import LEAKED_IF, gather
+from leaktight.audits.judge.cells import LEAKED_IF, CellTrials, gather
 from leaktight.audits.judge.checks import Evidence, raise_flags
 from leaktight.audits.judge.summary import cell_of, over_time
 from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
 from leaktight.audits.schedule import Wanted, num_looks, wanted
-from leaktight.audits.states import States, prepare_states
+from leaktight.audits.states import States, prepare_states, scored_on
 from leaktight.audits.trial import Finished
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
@@ -27,7 +27,9 @@ from leaktight.results.schema import (
     Round,
     Spending,
     Summary,
+    Tradeoff,
     Trial,
+    Verdict,
     common_ledger,
     metrics_of,
     training_name,
@@ -164,13 +166,9 @@ def summarise(
     confidence = experiment.settings.confidence
     panel = Panel(cells, confidence, num_looks(experiments), cut=spending.ended == "budget")
     helpless = {(each.track, name): reason for each in experiments for name, reason in each.helpless.items()}
-    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless))
     concluded = panel.verdicts()
-    rows = [
-        tradeoff.make_row(each.name, each.settings, cells, states[0].training.get(each.name))
-        for each in (experiment.defenses if weigh else ())
-    ]
-    weighed = tradeoff.weigh(rows, concluded) if weigh else None
+    weighed = _weighed(experiment, cells, states[0], concluded) if weigh else None
+    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless, weighed))
     return Summary(
         schema_version=SCHEMA_VERSION,
         run=str(run),
@@ -193,6 +191,17 @@ def summarise(
         tradeoff=weighed,
         over_time=over_time([trial for trial in trials if trial.track == experiment.track]),
     )
+
+
+def _weighed(
+    experiment: Experiment, cells: Sequence[CellTrials], states: States, verdicts: Sequence[Verdict]
+) -> Tradeoff:
+    scored = scored_on(experiment.federation)
+    rows = [
+        tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name), scored)
+        for each in experiment.defenses
+    ]
+    return tradeoff.weigh(rows, verdicts, scored)
 
 
 def opened(folder: RunFolder, *, retry_failed: bool) -> TrialStore:

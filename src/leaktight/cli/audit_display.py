@@ -20,10 +20,12 @@ from leaktight.cli.console import called, print_json, resumable, say
 from leaktight.cli.display import progress_bars
 from leaktight.report.judgements import (
     TRACKS,
+    accuracy_note,
     answer_lines,
     chance_words,
     chosen_words,
     fault_words,
+    recommended_words,
     spending_facts,
     tracks_of,
     victims_words,
@@ -176,7 +178,10 @@ def trial_words(trial: Trial) -> str:
 
 
 def print_audit(summary: Summary, console: Console) -> None:
-    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one."""
+    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one.
+
+    The answer of a trade-off begins with its recommendation.
+    """
     letters = dict(zip(dict.fromkeys(flag.code for flag in summary.flags), ascii_lowercase, strict=False))
     print_answer(summary, console)
     print_verdicts(summary, console)
@@ -197,8 +202,11 @@ def print_audit(summary: Summary, console: Console) -> None:
     if summary.tradeoff is not None:
         console.print()
         console.print(tradeoff_table(summary.tradeoff))
-        if (advice := summary.tradeoff.recommendation) is not None:
-            _say(console, f"recommended: {advice.defense or 'none of these'}. {advice.because}")
+        if summary.tradeoff.chance is not None:
+            _say(console, accuracy_note(summary.tradeoff))
+        advice = summary.tradeoff.recommendation
+        if advice is not None and (summary.answer is None or summary.answer.recommended is None):
+            _say(console, f"recommended: {recommended_words(advice)} {advice.because}")
 
 
 def print_answer(summary: Summary, console: Console) -> None:
@@ -315,7 +323,7 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
             short_name(defense_words(row.defense)),
             number(row.leak.worst, row.leak.metric),
             short_name(row.leak.attack or MISSING),
-            percent(row.accuracy),
+            percent(row.accuracy) + (" near chance" if row.learned is False else ""),
             seconds(row.seconds_per_round),
             percent(row.cost_share),
             "yes" if row.on_front else "",

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, tracks_of, verdict_words
+from leaktight.report.judgements import chance_words, leaked_share, tracks_of, valid_trials, verdict_words
 from leaktight.report.page import attackers_of, metrics_of
 from leaktight.report.run_tables import (
     TextTable,
     attack_name,
-    leaked_share,
     mean_words,
     metric_header,
     run_tables,
     titled,
-    valid_trials,
 )
 from leaktight.report.runs import Run
 from leaktight.report.words import (

@@ -51,11 +51,11 @@ def plot_learning_curve(summary: TrainingSummary, picture: Path) -> None:
         for row in summary.rounds
         if row.accuracy is not None and row.loss is not None
     ]
-    rounds, percent, losses = zip(*rows, strict=True) if rows else ((), (), ())
+    rounds, shares, losses = zip(*rows, strict=True) if rows else ((), (), ())
     figure = _figure(7.2, 4.2)
     left = figure.subplots()
     right = left.twinx()
-    (accuracy,) = left.plot(rounds, percent, color=_COLOURS[0], marker="o", markersize=3, label="test accuracy")
+    (accuracy,) = left.plot(rounds, shares, color=_COLOURS[0], marker="o", markersize=3, label="test accuracy")
     (loss,) = right.plot(rounds, losses, "--", color=_COLOURS[1], marker="s", markersize=3, label="test loss")
     left.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100.5))
     right.set(ylabel="loss")

@@ -130,6 +130,10 @@ def _environment() -> jinja2.Environment:
         identification_words=judgements.identification_words,
         interval=words.interval,
         label_words=judgements.label_words,
+        percent=words.percent,
+        span=words.span,
+        accuracy_note=judgements.accuracy_note,
+        recommended_words=judgements.recommended_words,
         verdict_words=judgements.verdict_words,
     )
     return environment

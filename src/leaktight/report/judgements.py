@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from leaktight.report.words import MISSING, VERDICTS, counted, percent, seconds
+from leaktight.report.words import MISSING, VERDICTS, counted, listed, percent, seconds
 from leaktight.results.schema import (
     Answer,
     AttackerVerdict,
     Cell,
+    Recommendation,
     Significance,
     Spending,
     Summary,
     Track,
+    Tradeoff,
     Verdict,
     Word,
 )
@@ -70,8 +72,30 @@ def tracks_of(summary: Summary) -> tuple[Track, ...]:
 
 
 def answer_lines(answer: Answer) -> list[tuple[str, str]]:
-    """The five questions and their answers."""
-    return [(label, getattr(answer, name)) for name, label in ANSWERS.items()]
+    """The five questions and their answers; a trade-off begins with what is recommended."""
+    lead = [] if answer.recommended is None else [("Recommended", answer.recommended)]
+    return [*lead, *((label, getattr(answer, name)) for name, label in ANSWERS.items())]
+
+
+def recommended_words(found: Recommendation) -> str:
+    """What a trade-off recommends, as a sentence; its reason follows.
+
+    >>> recommended_words(Recommendation(because="", among=("noise", "outpost")))
+    'Any of noise and outpost: they cannot be told apart.'
+    """
+    if found.defense is not None:
+        return f"{found.defense}."
+    if found.among:
+        return f"Any of {listed(found.among)}: they cannot be told apart."
+    return "Nothing can be recommended from this run."
+
+
+def accuracy_note(tradeoff: Tradeoff) -> str:
+    """What accuracies of a trade-off are compared with."""
+    return (
+        f"accuracy on {tradeoff.examples} examples; always naming the largest class has {percent(tradeoff.chance)}; "
+        "accuracies whose 95 % intervals overlap are not told apart"
+    )
 
 
 def leaked_words(cell: Cell) -> str:

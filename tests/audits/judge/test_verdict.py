@@ -7,7 +7,7 @@ import pytest
 from tests.results.made import CRASHED, KNOWING, THREAT, changed, in_production, made_row, made_trial, panel, place_by
 
 from leaktight.audits.judge.cells import gather
-from leaktight.audits.judge.tradeoff import recommend
+from leaktight.audits.judge.recommend import recommend
 from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import Trial, Verdict
 
@@ -78,7 +78,7 @@ def test_a_failure_is_never_protection(case: str) -> None:
     assert reason in found.because
     assert found.advice.endswith(".")
     rows = [made_row("none", 0.9, 0.9), made_row("noise", 0.1, 0.9)]
-    assert recommend(rows, list(judged(trials()).values())).defense is None
+    assert recommend(rows, list(judged(trials()).values()), 0.1).defense is None
 
 
 def test_a_smaller_claim_needs_fewer_victims() -> None:

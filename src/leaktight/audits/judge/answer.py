@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.recommend import SAME_TIME
 from leaktight.audits.judge.statistics import rate_interval
+from leaktight.report.judgements import recommended_words
 from leaktight.report.words import counted, listed, percent, threat_words
 from leaktight.results.schema import (
     LEVELS,
@@ -37,7 +39,9 @@ def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: T
         return None
     lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: severity(each.verdict))
     others = [each for each in verdicts if each.defense != UNDEFENDED and each.track == lead.track]
+    advice = None if tradeoff is None else tradeoff.recommendation
     return Answer(
+        recommended=None if advice is None else f"{recommended_words(advice)} {advice.because}",
         leaks=_leaks(lead, _undefended(verdicts, "production")),
         to_whom=_to_whom(lead, others),
         how_sure=_how_sure(lead, others),
@@ -138,7 +142,7 @@ def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Trade
     ratios: dict[str, list[str]] = {}
     for name, own in times.items():
         if own and base:
-            ratios.setdefault(_ratio(own / base), []).append(name)
+            ratios.setdefault(_ratio(own / base, _SAME_TIME), []).append(name)
     known = "; ".join(f"{ratio} with {listed(names)}" for ratio, names in ratios.items())
     time = f"Time of a client's round: {known}. " if known else ""
     return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
@@ -150,7 +154,9 @@ def _weighed(tradeoff: Tradeoff) -> str:
     for row in tradeoff.rows:
         if row.defense != UNDEFENDED and row.accuracy is not None:
             time = base.seconds_per_round if base is not None else None
-            slower = f", time {_ratio(row.seconds_per_round / time)}" if row.seconds_per_round and time else ""
+            slower = (
+                f", time {_ratio(row.seconds_per_round / time, SAME_TIME)}" if row.seconds_per_round and time else ""
+            )
             parts.append(f"{row.defense} {percent(row.accuracy)}{slower}")
     accuracy = "" if base is None else f" (without a defense {percent(base.accuracy)})"
     return f"Accuracy{accuracy}: {listed(parts)}." if parts else "No defense could be trained."
@@ -163,12 +169,12 @@ def _seconds(defense: str, cells: Sequence[CellTrials]) -> float | None:
     return median(times) if times else None
 
 
-def _ratio(value: float) -> str:
+def _ratio(value: float, same: float) -> str:
     """
-    >>> _ratio(1.04), _ratio(2.345)
+    >>> _ratio(1.04, 0.1), _ratio(2.345, 0.1)
     ('about the same', 'x 2.3')
     """
-    return "about the same" if abs(value - 1) <= _SAME_TIME else f"x {value:.1f}"
+    return "about the same" if abs(value - 1) <= same else f"x {value:.1f}"
 
 
 def _lower(text: str) -> str:
