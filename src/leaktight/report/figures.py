@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from leaktight.core.files import replace_atomically
+from leaktight.report.words import percent
 from leaktight.results.schema import TrainingSummary
 
 _COLOURS = ("#0b5fa5", "#b3541e", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
