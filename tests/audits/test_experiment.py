@@ -332,6 +332,8 @@ def test_the_best_draw_of_a_control_counts_for_each_example() -> None:
     best = best_of([judge(Batch(guess, truth.targets), truth, metrics) for guess in guesses])
     assert best.scores["psnr"] == (100.0, 100.0)
     assert best.scores["mse"] == (0.0, 0.0)
+    assert torch.equal(best.aligned, truth.inputs)
+    assert best.guess == best.truth, "the picture is that of the draw whose score is given"
 
 
 def test_how_labels_are_known() -> None:

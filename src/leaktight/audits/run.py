@@ -12,14 +12,14 @@ from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.growth import adopt
 from leaktight.audits.judge import tradeoff
 from leaktight.audits.judge.answer import answer
-from leaktight.audits.judge.cells import LEAKED_IF, gather
+from leaktight.audits.judge.cells import LEAKED_IF, CellTrials, gather
 from leaktight.audits.judge.checks import Evidence, raise_flags
 from leaktight.audits.judge.statistics import looks_factor
 from leaktight.audits.judge.summary import cell_of, over_time
 from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
 from leaktight.audits.schedule import Wanted, num_looks, wanted
-from leaktight.audits.states import States, prepare_states
+from leaktight.audits.states import States, prepare_states, scored_on
 from leaktight.audits.trial import Finished
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
@@ -29,7 +29,9 @@ from leaktight.results.schema import (
     Round,
     Spending,
     Summary,
+    Tradeoff,
     Trial,
+    Verdict,
     common_ledger,
     metrics_of,
     training_name,
@@ -179,13 +181,9 @@ def summarise(
     looks = num_looks(experiments) * looks_factor(earlier_looks)
     panel = Panel(cells, confidence, looks, earlier_looks, cut=spending.ended == "budget")
     helpless = {(each.track, name): reason for each in experiments for name, reason in each.helpless.items()}
-    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless))
     concluded = panel.verdicts()
-    rows = [
-        tradeoff.make_row(each.name, each.settings, cells, states[0].training.get(each.name))
-        for each in (experiment.defenses if weigh else ())
-    ]
-    weighed = tradeoff.weigh(rows, concluded) if weigh else None
+    weighed = _weighed(experiment, cells, states[0], concluded) if weigh else None
+    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless, weighed))
     summary = Summary(
         schema_version=SCHEMA_VERSION,
         run=str(run),
@@ -214,6 +212,17 @@ def summarise(
         },
     )
     return summary.model_copy(update={"earlier_looks": earlier_looks}) if earlier_looks else summary
+
+
+def _weighed(
+    experiment: Experiment, cells: Sequence[CellTrials], states: States, verdicts: Sequence[Verdict]
+) -> Tradeoff:
+    scored = scored_on(experiment.federation)
+    rows = [
+        tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name), scored)
+        for each in experiment.defenses
+    ]
+    return tradeoff.weigh(rows, verdicts, scored)
 
 
 def opened(folder: RunFolder, *, retry_failed: bool) -> TrialStore:

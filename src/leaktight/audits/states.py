@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from leaktight.audits.experiment import state_key
+from leaktight.audits.judge.tradeoff import Scored
 from leaktight.audits.plan import Entry, Experiment
 from leaktight.audits.trial import reason_of
 from leaktight.core.faults import raise_fault
@@ -131,6 +134,16 @@ def training_folder(experiment: Experiment, folder: Path, defense: str) -> Path:
 
 def _state_file(experiment: Experiment, folder: Path, defense: Entry[Defense], round_index: int) -> Path:
     return training_folder(experiment, folder, defense.name) / f"round-{round_index:04d}.state"
+
+
+def scored_on(federation: Federation) -> Scored:
+    """The examples that accuracy is measured on; clients who score on test examples all have the same ones."""
+    targets = federation.dataset.test.targets
+    if federation.server.scores_on == "validation":
+        kept = [federation.client(name).validation.targets for name in federation.shares]
+        targets = federation.dataset.task.join(kept)
+    largest = int(torch.unique(targets, dim=0, return_counts=True)[1].max())
+    return Scored(len(targets), largest / len(targets))
 
 
 def _first_accuracy(federation: Federation) -> float | None:

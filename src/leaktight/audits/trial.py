@@ -52,8 +52,8 @@ class Judged:
     """scores: by metric, one number per true example; None for a metric that cannot be computed here.
 
     notes: which way each metric leaks. guesses: the number that was handed in. scored: those that were judged, one for
-    each example or fewer. truth, guess: PNG strips of `count` images side by side, each of `size` (height,
-    width).
+    each example or fewer. aligned: one guess for each example, in their order. truth, guess: PNG strips of `count`
+    images side by side, each of `size` (height, width).
     """
 
     scores: dict[str, tuple[float | None, ...] | None]
@@ -61,6 +61,7 @@ class Judged:
     label_accuracy: float
     guesses: int
     scored: Batch
+    aligned: Tensor
     truth: bytes
     guess: bytes
     size: tuple[int, int]
@@ -125,6 +126,7 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
         label_accuracy=label_accuracy(guess.targets, truth.targets),
         guesses=guesses,
         scored=guess,
+        aligned=aligned,
         truth=strip(truth.inputs),
         guess=strip(aligned),
         size=(height, width),
@@ -156,15 +158,20 @@ def proof_of(found: Reconstruction) -> Proof | None:
 
 
 def best_of(judged: Sequence[Judged]) -> Judged:
-    """The first of several guesses for one victim, with the best score of all of them for each example."""
+    """Several guesses for one victim as one: for each example the best score of all, and the picture of best PSNR."""
     first = judged[0]
+    if len(judged) == 1:
+        return first
     pick = {name: max if note.leaks_when == "high" else min for name, note in first.notes.items()}
     scores = {
         name: scores
         and tuple(_best(pick[name], each) for each in zip(*(one.scores[name] or () for one in judged), strict=True))
         for name, scores in first.scores.items()
     }
-    return replace(first, scores=scores)
+    psnr = [each.scores.get("psnr") or (None,) * first.count for each in judged]
+    closest = [max(range(len(judged)), key=lambda draw: _number(psnr[draw][index])) for index in range(first.count)]
+    aligned = torch.stack([judged[draw].aligned[index] for index, draw in enumerate(closest)])
+    return replace(first, scores=scores, aligned=aligned, guess=strip(aligned))
 
 
 def _best(pick: Callable[[list[float]], float], scores: Sequence[float | None]) -> float | None:

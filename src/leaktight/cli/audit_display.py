@@ -18,18 +18,21 @@ from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
 from leaktight.audits.schedule import Wanted, fewest
 from leaktight.cli.console import called, print_json, resumable, say
-from leaktight.cli.display import MISSING, progress_bars, shown
+from leaktight.cli.display import progress_bars
 from leaktight.report.judgements import (
     TRACKS,
+    accuracy_note,
     answer_lines,
     chance_words,
     chosen_words,
     fault_words,
+    recommended_words,
     spending_facts,
     tracks_of,
     victims_words,
 )
 from leaktight.report.words import (
+    MISSING,
     SYMBOLS,
     VERDICTS,
     attack_words,
@@ -38,6 +41,9 @@ from leaktight.report.words import (
     fact,
     fact_name,
     listed,
+    number,
+    percent,
+    seconds,
 )
 from leaktight.results.schema import (
     VARIES,
@@ -63,7 +69,9 @@ STYLES: Mapping[Word, str] = {
 COLUMNS = ("attack", "PSNR dB", "SSIM", "blind", "rebuilt", "chance", "flags")
 """PSNR and SSIM with 95 % intervals, SSIM of the best control (blind), victims that were reconstructed of those with
 valid trials, and the corrected chance of the identification."""
-TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its share", "front")
+_HEADING = 24
+"""Characters of a defense's name in a table before it wraps."""
+TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "round", "its share", "front")
 
 
 class AuditDisplay(Watcher):
@@ -86,7 +94,7 @@ class AuditDisplay(Watcher):
         task, rounds = self.rounds[name]
         self.progress.update(task, completed=row.round)
         if not self.console.is_terminal:
-            accuracy = "" if row.accuracy is None else f", accuracy {100 * row.accuracy:.1f} %"
+            accuracy = "" if row.accuracy is None else f", accuracy {percent(row.accuracy)}"
             say(self.console, f"training, {name}: round {row.round} of {rounds}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
@@ -179,12 +187,16 @@ def trial_words(trial: Trial) -> str:
     """A finished trial on one line."""
     if trial.status == "failed":
         return f"{trial.id} failed: {trial.error}"
-    scores = [f"{name} {score:.2f}" for name in ("psnr", "ssim") if (score := trial.score(name)) is not None]
-    return f"{trial.id} {' '.join(scores)} ({trial.seconds:.1f} s)"
+    names = [name for name in ("psnr", "ssim") if trial.score(name) is not None]
+    scores = [f"{name} {number(trial.score(name), name, unit=False)}" for name in names]
+    return f"{trial.id} {' '.join(scores)} ({seconds(trial.seconds)})"
 
 
 def print_audit(summary: Summary, console: Console) -> None:
-    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one."""
+    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one.
+
+    The answer of a trade-off begins with its recommendation.
+    """
     letters = dict(zip(dict.fromkeys(flag.code for flag in summary.flags), ascii_lowercase, strict=False))
     print_answer(summary, console)
     print_verdicts(summary, console)
@@ -205,9 +217,11 @@ def print_audit(summary: Summary, console: Console) -> None:
     if summary.tradeoff is not None:
         console.print()
         console.print(tradeoff_table(summary.tradeoff))
-        if (advice := summary.tradeoff.recommendation) is not None:
-            name = defense_name(summary, advice.defense) if advice.defense else "none of these"
-            _say(console, f"recommended: {name}. {advice.because}")
+        if summary.tradeoff.chance is not None:
+            _say(console, accuracy_note(summary.tradeoff))
+        advice = summary.tradeoff.recommendation
+        if advice is not None and (summary.answer is None or summary.answer.recommended is None):
+            _say(console, f"recommended: {recommended_words(summary.tradeoff)} {advice.because}")
 
 
 def print_answer(summary: Summary, console: Console) -> None:
@@ -267,7 +281,7 @@ def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
     """Print which attacks of an ensemble gave its answers, and what the truth would have chosen."""
     for cell in summary.cells:
         if cell.track == track and cell.chosen:
-            best = shown(cell.oracle.get("psnr"), "{:.1f} dB")
+            best = number(cell.oracle.get("psnr"), "psnr")
             oracle = f"oracle-best (chosen by the truth, not by an attacker) {best}"
             _say(console, f"{_place(cell, summary)}: {chosen_words(cell)}; {oracle}")
 
@@ -329,11 +343,11 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
     for row in tradeoff.rows:
         table.add_row(
             short_name(defense_words(row.defense, row.settings)),
-            shown(row.leak.worst, "{:z.2f}"),
+            number(row.leak.worst, row.leak.metric),
             short_name(row.leak.attack or MISSING),
-            shown(row.accuracy, "{:.1%}"),
-            shown(row.seconds_per_round, "{:z.2f}"),
-            shown(row.cost_share, "{:.1%}"),
+            percent(row.accuracy) + (" near chance" if row.learned is False else ""),
+            seconds(row.seconds_per_round),
+            percent(row.cost_share),
             "yes" if row.on_front else "",
         )
     return table
@@ -351,18 +365,23 @@ def _table(
 
 def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
-        _spread(cell.scores.get("psnr"), "{:.0f}"),
-        _spread(cell.scores.get("ssim"), "{:z.2f}"),
-        shown(cell.control.get("ssim"), "{:z.2f}"),
+        _attack(cell),
+        _spread(cell.scores.get("psnr"), "psnr"),
+        _spread(cell.scores.get("ssim"), "ssim"),
+        number(cell.control.get("ssim"), "ssim"),
         "none valid" if cell.leaked is None else f"{cell.leaked} of {cell.judged}",
         MISSING if cell.identification is None else chance_words(cell.identification.corrected),
         " ".join(letters[code] for code in cell.flags),
     )
 
 
-def _spread(score: Score | None, form: str) -> str:
+def _attack(cell: Cell) -> str:
+    return f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}"
+
+
+def _spread(score: Score | None, metric: str) -> str:
+    """A mean and its interval; the only space is where a narrow table breaks the line."""
     if score is None or score.ci95 is None:
         return MISSING
-    low, high = (shown(end, form) for end in score.ci95)
-    return f"{shown(score.mean, form)} [{low}, {high}]"
+    low, high = (number(end, metric, unit=False) for end in score.ci95)
+    return f"{number(score.mean, metric, unit=False)} [{low},{high}]"

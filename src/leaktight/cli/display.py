@@ -52,11 +52,11 @@ def cells(row: Round) -> tuple[str, ...]:
     failed = f" ({len(row.failures)} failed)" if row.failures else ""
     return (
         str(row.round),
-        percent(row.accuracy, 2),
+        percent(row.accuracy),
         shown(row.loss, "{:.4f}"),
         shown(row.train_loss, "{:.4f}"),
         f"{row.seconds:.2f}",
-        f"{100 * row.client['defense_seconds'] / row.client['seconds']:.1f} %" if row.client else "-",
+        percent(row.client["defense_seconds"] / row.client["seconds"]) if row.client else MISSING,
         human_bytes(row.bytes_up),
         human_bytes(row.bytes_down),
         f"{row.clients}{failed}",
@@ -82,7 +82,7 @@ def defense_line(cost: DefenseCost) -> str:
     parts = [f"{name} {value:.4g}{' a round' * name.endswith('_seconds')}" for name, value in cost.figures.items()]
     if cost.share_of_time is not None and cost.seconds_per_step is not None:
         step = f"{1000 * cost.seconds_per_step:.2f} ms a step"
-        parts.insert(0, f"{100 * cost.share_of_time:.1f} % of local training time, {step}")
+        parts.insert(0, f"{percent(cost.share_of_time)} of local training time, {step}")
     return f"defense {defense_words(cost.kind, cost.settings)}: {'; '.join(parts)}"
 
 
@@ -147,7 +147,7 @@ def print_training(summary: TrainingSummary, path: Path) -> None:
     uploaded = sum(row.bytes_up for row in summary.rounds)
     say(
         console,
-        f"final accuracy {percent(summary.final.accuracy, 2)}, loss {shown(summary.final.loss, '{:.4f}')}, "
+        f"final accuracy {percent(summary.final.accuracy)}, loss {shown(summary.final.loss, '{:.4f}')}, "
         f"{summary.seconds:.1f} s, {human_bytes(uploaded)} sent by clients",
     )
     if summary.defense.kind != UNDEFENDED:

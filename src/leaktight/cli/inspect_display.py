@@ -7,8 +7,8 @@ from rich.table import Table
 
 from leaktight.cli.audit_display import print_answer, print_verdicts
 from leaktight.cli.console import say
-from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
+from leaktight.report.words import number
 from leaktight.results.schema import Summary
 
 
@@ -44,10 +44,10 @@ def attacks_table(summary: Summary) -> Table:
     for cell in summary.cells:
         if cell.role != "attack":
             continue
-        figures = [shown(loss, "{:.3g}") for loss in (cell.first_loss, cell.loss)]
+        figures = [number(loss, "loss") for loss in (cell.first_loss, cell.loss)]
         if summary.truth_given:
-            ssim = (cell.mean_of("ssim"), cell.control.get("ssim"))
-            figures += [shown(cell.mean_of("psnr"), "{:.1f}"), *(shown(each, "{:.3f}") for each in ssim)]
+            figures += [number(cell.mean_of("psnr"), "psnr", unit=False), number(cell.mean_of("ssim"), "ssim")]
+            figures += [number(cell.control.get("ssim"), "ssim")]
         labels = "failed" if cell.failed else ",".join(map(str, cell.labels or ()))
         table.add_row(cell.attack, *figures, labels)
     return table

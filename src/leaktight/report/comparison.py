@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, tracks_of, verdict_words
+from leaktight.report.judgements import chance_words, leaked_share, tracks_of, valid_trials, verdict_words
 from leaktight.report.page import attackers_of, metrics_of
 from leaktight.report.run_tables import (
     TextTable,
     attack_name,
-    leaked_share,
     mean_words,
     metric_header,
     run_tables,
     titled,
-    valid_trials,
 )
 from leaktight.report.runs import Run
 from leaktight.report.words import (
@@ -28,6 +26,7 @@ from leaktight.report.words import (
     number,
     percent,
     seconds,
+    signed,
     threat_words,
     tradeoff_names,
 )
@@ -182,10 +181,7 @@ def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> 
             return MISSING, None
         return f"{mean_words(score, metric)}; {number(score.worst, metric, unit=False)}", score.mean
 
-    def change(difference: float) -> str:
-        return ("+" if difference > 0 else "") + number(difference, metric, unit=False)
-
-    header, rows = _side_by_side(summaries, names, pick, change)
+    header, rows = _side_by_side(summaries, names, pick, lambda difference: signed(difference, metric))
     notes = {name: note for summary in summaries for name, note in summary.metrics.items()}
     more = "Higher" if leaks_when(metric, notes) == "high" else "Lower"
     return TextTable(

@@ -115,6 +115,8 @@ def _environment() -> jinja2.Environment:
         fact_name=words.fact_name,
         defense=_defense,
         leaked=judgements.leaked_words,
+        share=judgements.leaked_share,
+        valid=judgements.valid_trials,
         faults=judgements.fault_words,
         victims=judgements.victims_words,
         claim=judgements.claim_words,
@@ -130,6 +132,10 @@ def _environment() -> jinja2.Environment:
         identification_words=judgements.identification_words,
         interval=words.interval,
         label_words=judgements.label_words,
+        percent=words.percent,
+        span=words.span,
+        accuracy_note=judgements.accuracy_note,
+        recommended_words=judgements.recommended_words,
         verdict_words=judgements.verdict_words,
     )
     return environment

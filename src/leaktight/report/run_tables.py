@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, chosen_words, tracks_of, verdict_words
+from leaktight.report.judgements import (
+    chance_words,
+    chosen_words,
+    leaked_share,
+    tracks_of,
+    valid_trials,
+    verdict_words,
+)
 from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.words import (
     MISSING,
@@ -73,16 +80,6 @@ def mean_words(score: Score | None, metric: str) -> str:
         return MISSING
     span = interval(score, metric)
     return number(score.mean, metric, unit=False) + (f" ({span})" if span else "")
-
-
-def valid_trials(cell: Cell) -> int:
-    """The number of valid trials; in files of earlier versions, of finished ones."""
-    return cell.done if cell.valid is None else cell.valid
-
-
-def leaked_share(cell: Cell) -> str:
-    """How many victims were reconstructed, such as "3 of 5"."""
-    return MISSING if cell.leaked is None else f"{cell.leaked} of {cell.judged}"
 
 
 def _verdicts(summary: Summary, track: Track, attackers: dict[Threat, str]) -> TextTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,7 @@ METRICS: Mapping[str, MetricWords] = {
     "loss": MetricWords("loss", "", None),
     "label_accuracy": MetricWords("labels found", "%", 0, "share of the batch's labels that the attack got right"),
 }
+"""How every number of a metric is written, wherever it is printed: see `number`."""
 
 VERDICTS: Mapping[Word, str] = {
     "reconstructed": "Reconstructed",
@@ -119,6 +120,16 @@ def number(value: float | None, metric: str, *, unit: bool = True) -> str:
     return f"{text} {words.unit}" if unit and words.unit else text
 
 
+def signed(value: float, metric: str, *, unit: bool = False) -> str:
+    """A difference of two scores, with its sign.
+
+    >>> signed(0.031, "ssim"), signed(-2.04, "psnr"), signed(0.001, "ssim")
+    ('+0.03', '−2.0', '0.00')
+    """
+    text = number(value, metric, unit=unit)
+    return f"+{text}" if value > 0 and number(value, metric) != number(0.0, metric) else text
+
+
 def significant(value: float) -> str:
     """A number with three significant digits.
 
@@ -156,10 +167,20 @@ def seconds(value: float | None) -> str:
 
 def interval(score: Score | None, metric: str) -> str:
     """The 95 % interval, such as "0.10 to 0.20"; empty if there is none."""
-    if score is None or score.ci95 is None or None in score.ci95:
+    return "" if score is None else span(score.ci95, lambda end: number(end, metric, unit=False))
+
+
+def span(ends: tuple[float | None, float | None] | None, write: Callable[[float], str]) -> str:
+    """An interval; empty if there is none.
+
+    >>> span((0.1, 0.25), percent), span(None, percent)
+    ('10.0 to 25.0 %', '')
+    """
+    if ends is None or ends[0] is None or ends[1] is None:
         return ""
-    low, high = score.ci95
-    return f"{number(low, metric, unit=False)} to {number(high, metric, unit=False)}"
+    low, high = map(write, (ends[0], ends[1]))
+    unit = " %" if high.endswith(" %") else ""
+    return f"{low.removesuffix(unit)} to {high}"
 
 
 def threat_words(threat: Threat) -> str:

@@ -382,7 +382,8 @@ class Verdict(Record):
     threat: of the strongest attacker. because: the evidence. advice: what to do if nothing can be concluded, else "".
     victims: those that the conclusion rests on. below: "nothing-found" claims with 95 % confidence that fewer than this
     share of victims are reconstructed. worst_attack: the strongest attack. trial_id: its most leaking trial.
-    attackers: every attack by itself, the strongest first. certified: the attack proved it without the truth.
+    example: the one of that trial's examples, from 0, that shows the finding best. attackers: every attack by itself,
+    the strongest first. certified: the attack proved it without the truth.
     """
 
     defense: str
@@ -395,13 +396,15 @@ class Verdict(Record):
     below: Figure = None
     worst_attack: str | None = None
     trial_id: str | None = None
+    example: int | None = None
     attackers: tuple[AttackerVerdict, ...] = ()
     certified: bool = False
 
 
 class Answer(Record):
-    """The result in five sentences."""
+    """The result in five sentences. recommended: of a trade-off, which leads with it; None for an audit."""
 
+    recommended: str | None = None
     leaks: str
     to_whom: str
     how_sure: str
@@ -440,18 +443,24 @@ class Flag(Record):
 
 
 class Leak(Record):
-    """The leakage of a defense: `metric` and PSNR of its most leaking trial, and the mean over that attack's trials."""
+    """The leakage of a defense: `metric` and PSNR of its most leaking trial, and the mean over that attack's trials.
+
+    ci95: the interval of the mean. less: how much lower than without a defense, over the same victims.
+    """
 
     metric: str = "ssim"
     worst: Figure = None
     average: Figure = None
+    ci95: tuple[Figure, Figure] | None = None
     attack: str | None = None
     psnr: Figure = None
+    less: Score | None = None
 
 
 class TradeoffRow(Record):
     """A defense: leakage, final accuracy, seconds of the median round, share of client time, Pareto front or not.
 
+    accuracy_ci95: the interval of the accuracy over test examples. learned: whether it is clearly above chance.
     client_seconds, client_bytes: of one client in the median round, its training and what it sends.
     """
 
@@ -459,6 +468,8 @@ class TradeoffRow(Record):
     settings: dict[str, Plain] = {}
     leak: Leak
     accuracy: Figure = None
+    accuracy_ci95: tuple[Figure, Figure] | None = None
+    learned: bool | None = None
     seconds_per_round: Figure = None
     cost_share: Figure = None
     client_seconds: Figure = None
@@ -467,17 +478,23 @@ class TradeoffRow(Record):
 
 
 class Recommendation(Record):
-    """The recommended defense, or None, and the reason."""
+    """The recommended defense, or None, and the reason. among: defenses of which none can be preferred."""
 
     defense: str | None = None
+    among: tuple[str, ...] = ()
     because: str
 
 
 class Tradeoff(Record):
-    """The defenses of a trade-off, and the recommendation."""
+    """The defenses of a trade-off, and the recommendation.
+
+    chance: the accuracy of always naming the largest class. examples: on which accuracy was measured.
+    """
 
     rows: tuple[TradeoffRow, ...]
     recommendation: Recommendation | None = None
+    chance: Figure = None
+    examples: int | None = None
 
 
 class Moment(_Scored):

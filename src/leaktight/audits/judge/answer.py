@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.recommend import SAME_TIME
 from leaktight.audits.judge.statistics import rate_interval
+from leaktight.report.judgements import recommended_words
 from leaktight.report.words import counted, defense_words, listed, percent, threat_words
 from leaktight.results.schema import (
     LEVELS,
@@ -42,7 +44,9 @@ def answer(
     lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: severity(each.verdict))
     others = [each for each in verdicts if each.defense != UNDEFENDED and each.track == lead.track]
     names = {cell.defense: cell.named_defense for cell in cells if cell.track == lead.track}
+    advice = None if tradeoff is None else tradeoff.recommendation
     return Answer(
+        recommended=None if tradeoff is None or advice is None else f"{recommended_words(tradeoff)} {advice.because}",
         leaks=_leaks(lead, _undefended(verdicts, "production"), names),
         to_whom=_to_whom(lead, others, names),
         how_sure=_how_sure(lead, others, grown=earlier_looks > 0),
@@ -144,7 +148,7 @@ def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Trade
     ratios: dict[str, list[str]] = {}
     for name, own in times.items():
         if own and base:
-            ratios.setdefault(_ratio(own / base), []).append(names[name])
+            ratios.setdefault(_ratio(own / base, _SAME_TIME), []).append(names[name])
     known = "; ".join(f"{ratio} with {listed(those)}" for ratio, those in ratios.items())
     time = f"Time of a client's round: {known}. " if known else ""
     return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
@@ -156,7 +160,9 @@ def _weighed(tradeoff: Tradeoff) -> str:
     for row in tradeoff.rows:
         if row.defense != UNDEFENDED and row.accuracy is not None:
             time = base.seconds_per_round if base is not None else None
-            slower = f", time {_ratio(row.seconds_per_round / time)}" if row.seconds_per_round and time else ""
+            slower = (
+                f", time {_ratio(row.seconds_per_round / time, SAME_TIME)}" if row.seconds_per_round and time else ""
+            )
             parts.append(f"{defense_words(row.defense, row.settings)} {percent(row.accuracy)}{slower}")
     accuracy = "" if base is None else f" (without a defense {percent(base.accuracy)})"
     return f"Accuracy{accuracy}: {listed(parts)}." if parts else "No defense could be trained."
@@ -169,12 +175,12 @@ def _seconds(defense: str, cells: Sequence[CellTrials]) -> float | None:
     return median(times) if times else None
 
 
-def _ratio(value: float) -> str:
+def _ratio(value: float, same: float) -> str:
     """
-    >>> _ratio(1.04), _ratio(2.345)
+    >>> _ratio(1.04, 0.1), _ratio(2.345, 0.1)
     ('about the same', 'x 2.3')
     """
-    return "about the same" if abs(value - 1) <= _SAME_TIME else f"x {value:.1f}"
+    return "about the same" if abs(value - 1) <= same else f"x {value:.1f}"
 
 
 def _lower(text: str) -> str:

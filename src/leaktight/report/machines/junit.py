@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as Xml
 
 from leaktight import __version__
+from leaktight.report.judgements import chance_words
 from leaktight.report.machines.verdicts import Place, cells_of, deciding, worst_verdicts
 from leaktight.report.words import defense_name
 from leaktight.results.schema import LEVELS, AttackerVerdict, Cell, Summary, Verdict
@@ -78,7 +79,7 @@ def _chances(each: AttackerVerdict, cells: Sequence[Cell]) -> str:
     mine = [cell for cell in cells if (cell.attack, cell.adaptive) == (each.attack, each.adaptive)]
     tests = [("identification", cell.identification) for cell in mine]
     tests += [("labels", cell.label_reading) for cell in mine]
-    return "".join(f" [{name}: p = {test.corrected:.2g}]" for name, test in tests if test is not None)
+    return "".join(f" [{name}: by chance {chance_words(test.corrected)}]" for name, test in tests if test is not None)
 
 
 def _count(element: Xml.Element, cases: Sequence[Xml.Element]) -> None:
