@@ -20,6 +20,7 @@ from leaktight.config.tables import Table, as_list, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
+from leaktight.core.scope import checked_shape
 from leaktight.core.tensors import digest
 from leaktight.core.text import printable
 from leaktight.core.training import LocalTraining
@@ -78,9 +79,10 @@ def prepare(request: CaptureRequest) -> Prepared:
     """Read and check all files and settings of the request; no attack runs yet."""
     kind = _kind(request)
     tables = _tables(request)
-    inputs = Images(*request.shape)
+    inputs = Images(*checked_shape(request.shape))
     truth = None if request.truth is None else read_truth(request.truth, inputs)
     count = count_examples(request.batch_size, request.labels, truth)
+    number = 1 if count is None else count
     source = model_source(tables["model"], WHERE)
     try:
         settings = CaptureSettings(
@@ -90,9 +92,9 @@ def prepare(request: CaptureRequest) -> Prepared:
             mean=tuple(request.mean),
             std=tuple(request.std),
             mode=request.mode or "train",
-            num_examples=count or 1,
+            num_examples=number,
             labels=None if request.labels is None else tuple(request.labels),
-            local=_local(tables["local"], count or 1, kind),
+            local=_local(tables["local"], number, kind),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

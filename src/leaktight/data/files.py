@@ -59,6 +59,15 @@ def missing(name: str, looked_in: Sequence[Path], expected: str) -> MissingDataE
     )
 
 
+def incomplete(name: str, folder: Path, absent: Sequence[str], total: int) -> MissingDataError:
+    """The error for a data set of which files are missing."""
+    number = f"all {total}" if len(absent) == total else f"{len(absent)} of {total}"
+    return MissingDataError(
+        f"{name}: {number} files are missing: {', '.join(absent)} in {folder}; "
+        f"fetch them with `leaktight data {name} --force` or put them there"
+    )
+
+
 def first_existing(paths: Sequence[Path]) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 

@@ -13,11 +13,20 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.reading import opened, read_limited
-from leaktight.core.tensor_files import ERRORS, MOST_FILE, check_tensors, read_npz, read_safetensors, read_torch
+from leaktight.core.tensor_files import (
+    ERRORS,
+    MOST_FILE,
+    check_tensors,
+    read_npz,
+    read_safetensors,
+    read_torch,
+    refusal,
+)
 from leaktight.core.tensors import digest as digest_of
 from leaktight.core.types import Params
 from leaktight.data.images import IMAGE_SUFFIXES, MOST_IMAGE, decode_image, from_array, is_image, to_tensor
@@ -27,7 +36,6 @@ _PREFIXES = ("module.", "_orig_mod.", "_module.")
 """Prefixes that DataParallel, torch.compile and Opacus put before every name."""
 
 _NUMBERED = re.compile(r"arr_(\d+)")
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 Tensors: TypeAlias = Path | str | Params
@@ -58,7 +66,7 @@ def read_tensors(path: Path) -> TensorFile:
         tensors, ordered = _named(path, reader(path))
         check_tensors(tensors, path)
     except pickle.UnpicklingError as error:
-        raise UsageError(_refusal(path, error)) from None
+        raise refusal(path, error) from None
     except ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(f"cannot read tensors from {path}: {reason}; save a state dict of tensors alone") from None
@@ -78,16 +86,9 @@ def tensor_file(source: Tensors, name: str) -> TensorFile:
     if not isinstance(source, Mapping):
         return read_tensors(Path(source))
     tensors = _without_prefix(dict(source))
+    if lazy := [key for key, tensor in tensors.items() if isinstance(tensor, UninitializedTensorMixin)]:
+        raise UsageError(f"{name}: expected tensors, got lazy ones without a size ({lazy[0]}); run the model once")
     return TensorFile(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
-
-
-def _refusal(path: Path, error: Exception) -> str:
-    found = _GLOBAL.search(str(error))
-    what = f"names {found.group(1)}" if found else "holds other objects than tensors"
-    return (
-        f"refused {path}: it is a pickle that {what}, and could run code when loaded; "
-        "save tensors alone: torch.save(model.state_dict(), path), or safetensors"
-    )
 
 
 def _read_npz(path: Path) -> object:
