@@ -73,6 +73,22 @@ def words(num_classes):
 def columns(num_classes):
     return nn.Sequential(nn.Linear(13, 8), nn.ReLU(), nn.Linear(8, num_classes))
 
+class Both(Gives):
+    def forward(self, inputs):
+        out = super().forward(inputs)
+        return (out, out) if self.training else out
+
+def helped_in_training(num_classes):
+    return Both(num_classes, lambda out: out)
+
+def losses_in_training(num_classes):
+    class Losses(Gives):
+        def forward(self, inputs, targets=None):
+            if self.training and targets is None:
+                raise ValueError("targets should not be none when in training mode")
+            return super().forward(inputs)
+    return Losses(num_classes, lambda out: out)
+
 def lazy(num_classes):
     return nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(num_classes))
 
@@ -141,7 +157,13 @@ def _cifar(present: Sequence[str], folder: Path) -> Words:
 def _network(function: str, folder: Path, command: str = "audit") -> Words:
     own_network(folder)
     arrays = {"images": images(8, 8), "labels": LABELS}
-    return [*_arrays(arrays, [command], folder), "--set", f"model.kind={MODULE}:{function}"]
+    return [
+        *_arrays(arrays, [command], folder),
+        "--set",
+        f"model.kind={MODULE}:{function}",
+        "--set",
+        "local.batch_size=2",
+    ]
 
 
 def _setting(words: Words, folder: Path) -> Words:
@@ -364,7 +386,49 @@ INSPECT = (
     Case("inspect", "no true images", partial(_truth, {}), "expected pictures"),
 )
 
-CASES: tuple[Case, ...] = (*DATA, *FOLDERS, *MODELS, *SETTINGS, *INSPECT)
+
+def _place(name: str, content: bytes | None, words: Words, folder: Path) -> Words:
+    """A file of this content, or a folder, beside a command."""
+    if content is None:
+        (folder / name).mkdir()
+    else:
+        (folder / name).write_bytes(content)
+    return words
+
+
+def _npy(folder: Path) -> Words:
+    np.save(folder / "data.npy", GREY)
+    return ["audit", "--set", "data.kind=arrays", "--set", "data.path=data.npy", *DRY]
+
+
+def _ragged(folder: Path) -> Words:
+    boxes = np.array([np.zeros((n % 3 + 1, 4)) for n in range(COUNT)], dtype=object)
+    return _arrays({"images": GREY, "labels": boxes}, ["audit"], folder)
+
+
+IN_FOLDER = ("audit", "--set", "data.kind=image_folder", "--set", "data.path=data.csv", *DRY)
+IN_ARRAYS = ("audit", "--set", "data.kind=arrays", "--set", "data.path=pictures", *DRY)
+PLACES = (
+    Case("place", "a table as a folder of images", partial(_place, "data.csv", b"1,2", IN_FOLDER), f"{OUTSIDE}tables"),
+    Case("place", "a folder as arrays", partial(_place, "pictures", None, IN_ARRAYS), "data.kind=image_folder"),
+    Case("place", "one array as arrays", _npy, "np.savez"),
+    Case("place", "boxes as objects", _ragged, "objects"),
+    Case("place", "TIFF images", partial(_pictures, {"a/1.tif": b"II*", "b/1.tif": b"II*"}), "convert them to PNG"),
+    Case(
+        "place", "a table as a config", partial(_place, "data.csv", b"a,b\n1,2\n", ["audit", "data.csv", *DRY]), "TOML"
+    ),
+    Case("place", "weights as a config", partial(_place, "m.pt", b"PK\3\4\xff", ["audit", "m.pt", *DRY]), "TOML"),
+    Case("place", "a folder as a config", partial(_place, "images", None, ["train", "images", *DRY]), "TOML"),
+    Case("place", "an ONNX file to inspect", partial(_inspected, ["--before", "model.onnx"]), "ending in .pt"),
+    Case("place", "a shape with an x", partial(_inspected, ["--shape", "1x8x8"]), "separated by commas"),
+    Case("place", "labels by name", partial(_inspected, ["--labels", "cat"]), "numbers separated by commas"),
+    Case("model", "a second output in training", partial(_network, "helped_in_training"), "return only the logits"),
+    Case("model", "targets in training", partial(_network, "losses_in_training"), "in training mode"),
+    Case("model", "a transformer by name", partial(_setting, ["audit", "--set", "model.kind=bert"]), "unknown kind"),
+    Case("data", "a text corpus by name", partial(_setting, ["audit", "--set", "data.kind=imdb"]), "unknown kind"),
+)
+
+CASES: tuple[Case, ...] = (*DATA, *FOLDERS, *MODELS, *SETTINGS, *INSPECT, *PLACES)
 FORBIDDEN = ("Traceback", "weights_only", "ImageSize(", "torch.Size", "frozenset(", "array(", "None")
 """No line has these: they are no plain words, or bad advice."""
 

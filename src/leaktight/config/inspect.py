@@ -116,7 +116,7 @@ def prepare(request: CaptureRequest) -> Prepared:
 
 def _kind(request: CaptureRequest) -> ChangeKind:
     if (request.after is None) == (request.update is None):
-        got = "both" if request.after else "neither"
+        got = "both" if request.after is not None else "neither"
         raise UsageError(f"expected either --after, the model after training, or --update, its change; got {got}")
     if request.update is None:
         if request.kind is not None:
@@ -128,7 +128,8 @@ def _kind(request: CaptureRequest) -> ChangeKind:
 
 
 def _change(request: CaptureRequest) -> Tensors:
-    return request.after if request.after is not None else request.update or {}
+    change = request.update if request.after is None else request.after
+    return {} if change is None else change
 
 
 def _tables(request: CaptureRequest) -> dict[str, object]:

@@ -33,7 +33,7 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
     model = build_model(
         config.model.source, dataset.inputs, dataset.num_classes, init=config.model.init, rng=rng.child("model")
     )
-    check_fits(model, dataset.inputs, dataset.num_classes, dataset.task)
+    check_fits(model, dataset.inputs, dataset.num_classes, dataset.task, mode=config.model.mode)
     return assemble(
         dataset,
         partition,

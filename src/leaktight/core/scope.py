@@ -21,7 +21,7 @@ _SUFFIXES = {
     "text": (".txt", ".jsonl", ".json"),
     "sound": (".wav", ".mp3", ".flac", ".ogg"),
     "video": (".mp4", ".avi", ".mov", ".mkv"),
-    "volumes": (".nii", ".dcm", ".mha"),
+    "medical volumes": (".nii", ".dcm", ".mha"),
 }
 _BOX = (4, 5)
 """The numbers of a box: its corners, perhaps with a class."""

@@ -41,6 +41,10 @@ def read_npz(
         for key in (*([labels] if labels else []), *([groups] if groups else [])):
             _check_integers(heads[key], path, key, count)
 
+    if path.is_dir():
+        raise DataError(f"{path}: expected an .npz file, got a folder; for images in it set data.kind=image_folder")
+    if path.suffix.lower() == ".npy":
+        raise DataError(f"{path}: expected an .npz file, got one array; save np.savez(path, images=..., labels=...)")
     try:
         return read_arrays(path, keys, check=check, kinds="biufSU")
     except KeyError as error:

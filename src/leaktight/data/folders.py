@@ -25,6 +25,8 @@ Listing = Mapping[str, Sequence[str]]
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 _PHOTOGRAPHS = frozenset({"image", "images", "img", "imgs"})
 _MASKS = frozenset({"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"})
+_PICTURES = frozenset({".tif", ".tiff", ".gif", ".heic", ".avif", ".jp2", ".svg"})
+"""Endings of pictures that are not read."""
 _NUM_IMAGENET_CLASSES = 1000
 _NUMBERED = re.compile(r"(?P<number>\d{3})_(?P<wnid>n\d{8})_(?P<label>.+)\.[^.]+$")
 
@@ -101,11 +103,11 @@ def _check_listing(name: str, tree: Tree, listing: Listing) -> None:
         return
     if (outside := next(filter(None, map(outside_file, tree.names)), None)) is not None:
         raise DataError(f"{tree.source}: {outside}")
-    loose = sum(is_image(each) for each in tree.names)
-    raise DataError(
-        f"{name}: expected image files in class folders in {tree.source}, found "
-        + (f"{loose} images outside of any; make a folder for each class" if loose else "none; check it")
-    )
+    wanted = f"{name}: expected image files in class folders in {tree.source}, found"
+    if loose := sum(is_image(each) for each in tree.names):
+        raise DataError(f"{wanted} {loose} images outside of any; make a folder for each class")
+    other = sorted({ending for each in tree.names if (ending := PurePosixPath(each).suffix.lower()) in _PICTURES})
+    raise DataError(f"{wanted} only {', '.join(other)}; convert them to PNG" if other else f"{wanted} none; check it")
 
 
 def _by_class(names: Iterable[str], class_of: Callable[[tuple[str, ...]], str | None]) -> dict[str, list[str]]:

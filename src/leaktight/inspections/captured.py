@@ -233,7 +233,7 @@ def _check_model(model: nn.Module, settings: CaptureSettings, classes: int) -> N
     if settings.mean and getattr(settings.model, "mean", ()):
         raise UsageError("the model normalises its inputs already; leave --mean and --std out")
     try:
-        check_fits(model, settings.inputs, classes)
+        check_fits(model, settings.inputs, classes, mode=settings.mode)
     except OutOfScopeError:
         raise
     except ModelError as error:

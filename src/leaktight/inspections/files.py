@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -38,8 +38,8 @@ _PREFIXES = ("module.", "_orig_mod.", "_module.")
 _NUMBERED = re.compile(r"arr_(\d+)")
 
 
-Tensors: TypeAlias = Path | str | Params
-"""Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
+Tensors: TypeAlias = Path | str | Params | Sequence[Tensor | np.ndarray]
+"""Tensors by name (a state dict) or in the order of the model, or a file of them: .pt, .pth, .safetensors, .npz."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,27 @@ def _digest(path: Path) -> str:
 
 def tensor_file(source: Tensors, name: str) -> TensorFile:
     """The tensors of a file, or the given ones. name: what errors and results call them instead of a path."""
-    if not isinstance(source, Mapping):
+    if isinstance(source, Path | str):
         return read_tensors(Path(source))
-    tensors = _without_prefix(dict(source))
+    tensors = _in_memory(source, name)
     if lazy := [key for key, tensor in tensors.items() if isinstance(tensor, UninitializedTensorMixin)]:
         raise UsageError(f"{name}: expected tensors, got lazy ones without a size ({lazy[0]}); run the model once")
-    return TensorFile(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
+    dense = {key: _dense(tensor) for key, tensor in tensors.items()}
+    return TensorFile(Path(name), dense, not isinstance(source, Mapping), digest_of(dense))
+
+
+def _in_memory(source: Params | Sequence[Tensor | np.ndarray], name: str) -> dict[str, Tensor]:
+    if isinstance(source, Tensor) or not isinstance(source, Mapping | Sequence):
+        raise UsageError(
+            f"{name}: expected tensors by name, a list of them or a file, got a {type(source).__name__}; give all "
+            "tensors of the model"
+        )
+    ordered = not isinstance(source, Mapping)
+    items = {f"arr_{place}": each for place, each in enumerate(source)} if ordered else dict(source.items())
+    for key, each in items.items():
+        if not isinstance(each, Tensor | np.ndarray):
+            raise UsageError(f"{name}: expected tensors, got a {type(each).__name__} as {key}; leave none out")
+    return _without_prefix({str(key): torch.as_tensor(each) for key, each in items.items()})
 
 
 def _read_npz(path: Path) -> object:
@@ -152,8 +167,7 @@ def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
     An .npz holds `images` (or a single array), and optionally `labels`. Images of another size are errors.
     """
     if isinstance(source, Tensor):
-        _check_size("truth", tuple(source.shape[1:]), inputs)
-        return TrueExamples(source.detach().to(torch.float32), None)
+        return TrueExamples(_true_images(source.detach(), inputs), None)
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_image(file.name))
@@ -167,6 +181,17 @@ def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
     if path.suffix.lower() == ".npz":
         return _arrays(path, inputs)
     raise DataError(f"expected true images as a picture, a folder of pictures or an .npz, got {path}; convert them")
+
+
+def _true_images(images: Tensor, inputs: Images) -> Tensor:
+    _check_size("truth", tuple(images.shape[1:]), inputs)
+    images = Images.checked(images).to("cpu", torch.float32)
+    if not bool(((images >= 0) & (images <= 1)).all()):
+        raise DataError(
+            f"truth: expected images in [0, 1], got {float(images.min()):g} to {float(images.max()):g}; undo the "
+            "normalisation"
+        )
+    return images
 
 
 def _picture(file: Path, inputs: Images) -> Tensor:

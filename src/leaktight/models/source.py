@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, OutOfScopeError, suggestion
 from leaktight.core.inputs import Images, Inputs
+from leaktight.core.rng import Rng, global_seed
 from leaktight.core.scope import not_supported, size_of
 from leaktight.core.tasks import Classification, Penalised, Task
+from leaktight.core.types import Mode
 from leaktight.models.surgery import mode_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -128,10 +131,26 @@ def num_features(features: nn.Module, inputs: Images) -> int:
     return outputs.numel()
 
 
-def check_fits(model: nn.Module, inputs: Inputs, num_classes: int, task: Task = Classification()) -> None:
-    """Raise ModelError unless the model maps two such examples to outputs of the shape that the task needs."""
+def check_fits(
+    model: nn.Module, inputs: Inputs, num_classes: int, task: Task = Classification(), *, mode: Mode = "eval"
+) -> None:
+    """Raise ModelError unless the model maps two such examples to outputs of the shape that the task needs.
+
+    mode: in which it is trained. The model is the same afterwards.
+    """
+    _check_outputs(model, inputs, num_classes, task)
+    if mode == "train":
+        try:
+            _check_outputs(copy.deepcopy(model), inputs, num_classes, task, "train")
+        except OutOfScopeError:
+            raise
+        except ModelError as error:
+            raise ModelError(f"in training mode: {error}; or train it in evaluation mode (model.mode=eval)") from error
+
+
+def _check_outputs(model: nn.Module, inputs: Inputs, num_classes: int, task: Task, mode: Mode = "eval") -> None:
     example = next(model.parameters(), torch.zeros(()))
-    with torch.no_grad(), mode_of(model, "eval"):
+    with torch.no_grad(), mode_of(model, mode), global_seed(Rng(0).child("check")):
         try:
             outputs = model(inputs.blank(2, example))
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
