@@ -248,7 +248,7 @@ def test_arrays_without_names_are_counted_and_their_shapes_compared(tmp_path: Pa
     ("said", "words"),
     [
         ({"mean": (123.0,), "std": (58.0,)}, "divide both by 255"),
-        ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "1 or 1 numbers"),
+        ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "1 number for grey images, got 2"),
         ({"mean": (0.5,), "std": (0.0,)}, "std > 0"),
         ({"labels": (1, 2)}, "labels of 1 examples, got 2"),
         ({"num_examples": 0}, "batch size >= 1"),

@@ -11,6 +11,7 @@ from leaktight.cli import options
 from leaktight.config.fields import check_tables
 from leaktight.config.tables import overridden
 from leaktight.core.errors import UsageError
+from leaktight.core.scope import checked_shape, not_supported
 
 N = TypeVar("N", int, float)
 
@@ -76,11 +77,9 @@ def command(
 
     Example: leaktight inspect --model net:build --before a.pt --after b.pt --shape 1,28,28
     """
-    sizes = _numbers(shape, "--shape", int)
-    if len(sizes) != 3:
-        raise UsageError(f"expected --shape C,H,W, got {shape!r}")
+    sizes = checked_shape(_numbers(shape, "--shape", int))
     averages, deviations = _numbers(mean, "--mean", float), _numbers(std, "--std", float)
-    known = None if labels is None else _numbers(labels, "--labels", int)
+    known = None if labels is None else _classes(labels)
     settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
     tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
     check_tables(tables, "inspect")  # report errors before slow imports
@@ -120,6 +119,13 @@ def command(
             workers=workers,
             as_json=as_json,
         )
+
+
+def _classes(text: str) -> list[int]:
+    numbers = _numbers(text, "--labels", float)
+    if any(not number.is_integer() for number in numbers):
+        raise UsageError(not_supported("regression (labels are no integers)", "give the number of each class"))
+    return [int(number) for number in numbers]
 
 
 def _numbers(text: str | None, option: str, kind: type[N]) -> list[N]:

@@ -249,7 +249,8 @@ def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
         "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
-        f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes",
+        f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes"
+        + (f"; {federation.dataset.note}" if federation.dataset.note else ""),
         "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "
         f"weights: {config.model.init}, {config.model.mode} mode",
         "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "

@@ -20,6 +20,7 @@ from typing import Any
 from leaktight.config.names import ENTRIES
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.own import is_own
+from leaktight.core.scope import not_supported
 from leaktight.core.text import as_written
 
 FAMILIES = {
@@ -43,6 +44,10 @@ ALSO = {
     "audit": ("local",),
 }
 """Keys of a table beside the settings of its method or class."""
+
+_WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".safetensors", ".onnx", ".npz", ".h5", ".keras")
+_TASKS = ("task", "loss", "criterion", "loss_function", "loss_fn")
+"""What a user may look for to set the task of a model."""
 
 Field = Mapping[str, Any]
 """What a setting may be: a fragment of JSON schema, or {"family": ...} for a method or a list of methods."""
@@ -85,6 +90,11 @@ def require_kind(family: str, settings: Mapping[str, object], where: str, table:
     if not isinstance(kind, str):
         raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', ENTRIES[family])}")
     if kind not in ENTRIES[family] and not is_own(kind):
+        if family == "models" and kind.lower().endswith(_WEIGHTS):
+            raise ConfigError(
+                f"{where}: [{table}] expected a network by its name or as module:function, got the file {kind!r}; name "
+                "the network, and give the file as model.init (inspect: as --before)"
+            )
         raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, ENTRIES[family])}")
     return kind
 
@@ -94,6 +104,11 @@ def require_keys(
 ) -> None:
     """Raise ConfigError unless all keys of a table are among `names`. also: keys to suggest, read elsewhere."""
     for key in settings:
+        if key not in names and key in _TASKS:
+            raise ConfigError(
+                f"{where}: [{table}] {not_supported(f'another {key}')}; the loss is the cross-entropy (words: CTC), so "
+                f"leave {key} out"
+            )
         if key not in names:
             raise ConfigError(f"{where}: [{table}] unknown key {key!r}; {suggestion(key, {*names, *also})}")
 

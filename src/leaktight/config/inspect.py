@@ -20,6 +20,7 @@ from leaktight.config.tables import Table, as_list, overridden
 from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
+from leaktight.core.scope import checked_shape
 from leaktight.core.tensors import digest
 from leaktight.core.text import as_written, printable
 from leaktight.core.training import LocalTraining
@@ -78,9 +79,10 @@ def prepare(request: CaptureRequest) -> Prepared:
     """Read and check all files and settings of the request; no attack runs yet."""
     kind = _kind(request)
     tables = _tables(request)
-    inputs = Images(*request.shape)
+    inputs = Images(*checked_shape(request.shape))
     truth = None if request.truth is None else read_truth(request.truth, inputs)
     count = count_examples(request.batch_size, request.labels, truth)
+    number = 1 if count is None else count
     source = model_source(tables["model"], WHERE)
     try:
         settings = CaptureSettings(
@@ -90,9 +92,9 @@ def prepare(request: CaptureRequest) -> Prepared:
             mean=tuple(request.mean),
             std=tuple(request.std),
             mode=request.mode or "train",
-            num_examples=count or 1,
+            num_examples=number,
             labels=None if request.labels is None else tuple(request.labels),
-            local=_local(tables["local"], count or 1, kind),
+            local=_local(tables["local"], number, kind),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -114,7 +116,7 @@ def prepare(request: CaptureRequest) -> Prepared:
 
 def _kind(request: CaptureRequest) -> ChangeKind:
     if (request.after is None) == (request.update is None):
-        got = "both" if request.after else "neither"
+        got = "both" if request.after is not None else "neither"
         raise UsageError(f"expected either --after, the model after training, or --update, its change; got {got}")
     if request.update is None:
         if request.kind is not None:
@@ -126,7 +128,8 @@ def _kind(request: CaptureRequest) -> ChangeKind:
 
 
 def _change(request: CaptureRequest) -> Tensors:
-    return request.after if request.after is not None else request.update or {}
+    change = request.update if request.after is None else request.after
+    return {} if change is None else change
 
 
 def _tables(request: CaptureRequest) -> dict[str, object]:

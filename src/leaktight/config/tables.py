@@ -254,6 +254,11 @@ def as_list(value: object) -> list[object]:
 
 
 def _read(path: Path) -> Table:
+    if path.is_dir():
+        raise ConfigError(
+            f"expected a config in TOML, got the folder {path}; for images in it: --set data.kind=image_folder "
+            f"--set data.path={path}"
+        )
     return read_toml(config_file(path), ConfigError)
 
 

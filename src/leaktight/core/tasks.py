@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leaktight.core.inputs import number_kind
 from leaktight.core.kernels import quick_kernels
+from leaktight.core.scope import outside_outputs, outside_targets
 from leaktight.core.text import sides
 
 _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
@@ -49,6 +51,14 @@ class Task(ABC):
         """The shape that outputs of shape `got` should have; sizes that the task leaves open are those of `got`."""
         return got
 
+    def outside_outputs(self, shape: tuple[int, ...]) -> str | None:
+        """Why outputs of this shape are those of a task that is not supported, as an error; None if they may fit."""
+        return None
+
+    def outside_targets(self, targets: Tensor) -> str | None:
+        """Why these are the targets of a task that is not supported, as an error; None if they may fit."""
+        return None
+
     def join(self, targets: Sequence[Tensor]) -> Tensor:
         """The targets of several data sets as one."""
         return torch.cat([*targets])
@@ -75,6 +85,12 @@ class Classification(Task):
 
     def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
         return *got[:1], num_classes
+
+    def outside_outputs(self, shape: tuple[int, ...]) -> str | None:
+        return outside_outputs(shape)
+
+    def outside_targets(self, targets: Tensor) -> str | None:
+        return outside_targets(targets.shape, number_kind(targets), len(targets))
 
     def fault(self, targets: Tensor, num_classes: int) -> str | None:
         if targets.ndim != 1:

@@ -13,17 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, OutOfScopeError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
+from leaktight.core.scope import not_supported
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
-from leaktight.core.text import as_written, sides
+from leaktight.core.text import sides
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
 from leaktight.inspections.files import TensorFile, TrueExamples
 from leaktight.models.initialise import build_model
-from leaktight.models.source import ModelSource, Normalize, check_fits
+from leaktight.models.source import ModelSource, Normalize, check_fits, check_normalisation
 
 ChangeKind = Literal["after", "delta", "gradient"]
 """What the second file holds: the model after training, its change (after minus before), or a gradient."""
@@ -63,17 +64,10 @@ class CaptureSettings:
         self._check_normalisation()
 
     def _check_normalisation(self) -> None:
-        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, self.inputs.channels):
-            raise ValueError(
-                f"expected mean and std of 1 or {self.inputs.channels} numbers for images of {self.inputs.channels} "
-                f"channels, got {len(self.mean)} and {len(self.std)}"
-            )
-        if any(value <= 0 for value in self.std):
-            raise ValueError(f"expected std > 0, got {as_written(self.std)}")
+        check_normalisation(self.mean, self.std, self.inputs.channels)
         if any(abs(value) > 1 for value in self.mean):
-            raise ValueError(
-                f"expected mean and std for images in [0, 1], got mean {as_written(self.mean)}; divide both by 255"
-            )
+            got = ", ".join(f"{value:g}" for value in self.mean)
+            raise ValueError(f"expected mean and std for images in [0, 1], got mean {got}; divide both by 255")
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,10 @@ def count_examples(batch_size: int | None, labels: Sequence[int] | None, truth: 
     known = {name: number for name, number in given.items() if number is not None}
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{name} {number}" for name, number in known.items())
-        raise UsageError(f"expected the same number of examples everywhere, got {listed}; correct one of them")
+        raise UsageError(
+            f"expected the same number of examples everywhere, and one class for each example, got {listed}; correct "
+            "one of them"
+        )
     return next(iter(known.values()), None)
 
 
@@ -166,8 +163,11 @@ class _Before:
 def rows_of_last_layer(held: TensorFile) -> int:
     """The number of classes: the rows of the last matrix of a file."""
     matrices = [tensor for tensor in held.tensors.values() if tensor.ndim == 2 and tensor.is_floating_point()]
-    if not matrices or len(matrices[-1]) < 2:
-        raise UsageError(f"cannot read the number of classes from {held.path}; give --classes")
+    if not matrices:
+        raise UsageError(f"cannot read the number of classes from {held.path}: it has no linear layer; give --classes")
+    if len(matrices[-1]) < 2:
+        outside = not_supported("regression, and two classes by a single output", "give one output for each class")
+        raise UsageError(f"{held.path}: {outside}; or give --classes, if another layer is the last")
     return len(matrices[-1])
 
 
@@ -234,7 +234,9 @@ def _check_model(model: nn.Module, settings: CaptureSettings, classes: int) -> N
     if settings.mean and getattr(settings.model, "mean", ()):
         raise UsageError("the model normalises its inputs already; leave --mean and --std out")
     try:
-        check_fits(model, settings.inputs, classes)
+        check_fits(model, settings.inputs, classes, mode=settings.mode)
+    except OutOfScopeError:
+        raise
     except ModelError as error:
         raise UsageError(f"{error}; check --shape and --classes") from error
 

@@ -110,10 +110,14 @@ class Inspection:
             model_accuracy=None,
         )
 
-    def _run(self, name: str) -> Attempted:
+    def guess(self, name: str) -> Reconstruction:
+        """What the attack of the trial with this id makes of the update."""
         entry = self.by_id[name]
         rng = Rng(self.seed).child("inspect", entry.name).detached()
-        found = entry.value.reconstruct([self._shown(entry)], rng=rng)
+        return entry.value.reconstruct([self._shown(entry)], rng=rng)
+
+    def _run(self, name: str) -> Attempted:
+        entry, found = self.by_id[name], self.guess(name)
         labels = self.true_labels
         judged = oracle = None
         if self.truth is not None:
