@@ -3,12 +3,12 @@
 Guesses are compared with decoys, if the user gives images like the true ones, of the same class where classes are
 known. Without decoys they are compared with copies of the true images (mirrored, turned, shifted), but only if the
 update itself shows that these images are behind it (`truth.verified`). So no level can be earned with wrong images.
-Where there is neither, only a guess that is nearly exact counts.
+Where there is neither, only an exact guess counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.reasons import by_chance, faults, named, scores
@@ -17,12 +17,10 @@ from leaktight.audits.plan import LABELS_FOUND
 from leaktight.audits.trial import threat_of
 from leaktight.inspections.inspection import CAPTURED, Inspection
 from leaktight.report.words import listed
-from leaktight.results.schema import FALLEN, Trial, Verdict, Word, severity
+from leaktight.results.schema import FALLEN, Verdict, Word, severity
 
 DENIED = 30.0
 """PSNR in dB below which a true image is another than the one guessed."""
-NEAR: Mapping[str, float] = {"ssim": 0.9, "psnr": 25.0}
-"""Scores that other images of the same class hardly reach: 0.1 % in MNIST, fewer in Fashion-MNIST and CIFAR-10."""
 
 
 def conclude(inspection: Inspection, panel: Panel) -> Verdict:
@@ -87,15 +85,7 @@ def _order(panel: Panel, cell: CellTrials) -> tuple[int, float]:
 
 
 def _level(panel: Panel, cell: CellTrials) -> Word:
-    """That of the judge of audits; without decoys or copies, a guess that is nearly exact is a reconstruction, too."""
-    if cell.reconstructed and cell.identification is None and _near(cell.valid[0]):
-        return "reconstructed"
     return panel.level(cell) or "cannot-conclude"
-
-
-def _near(trial: Trial) -> bool:
-    known = ((score, least) for metric, least in NEAR.items() for score in trial.scores.get(metric) or ())
-    return any(score is not None and score >= least for score, least in known)
 
 
 def _found(inspection: Inspection, panel: Panel, cell: CellTrials, word: Word) -> str:
