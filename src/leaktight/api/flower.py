@@ -108,7 +108,7 @@ def _told(config: Config, federation: Federation) -> _Told:
     return _Told(
         model=kind_of(config.model.source) or "MODULE:FUNCTION",
         shape=federation.dataset.inputs.shape,
-        config={key: value for key, value in local.items() if key in ("epochs", "batch_size") or value != usual[key]},
+        config={key: value for key, value in local.items() if key in ("epochs", "batch_size") or value != usual.get(key)},
         options=options,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -72,4 +73,5 @@ def _masks(seen: Observation, layers: Mapping[str, nn.Module]) -> dict[str, Tens
 
 def _plausible(kept: Tensor, rate: float) -> bool:
     """Whether enough values are missing: noise in an update hides a mask. Four standard deviations are allowed."""
-    return int((~kept).sum()) >= kept.numel() * rate - 4 * (kept.numel() * rate * (1 - rate)) ** 0.5
+    spread = math.sqrt(kept.numel() * rate * (1 - rate))
+    return int((~kept).sum()) >= kept.numel() * rate - 4 * spread
