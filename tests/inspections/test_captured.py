@@ -28,7 +28,7 @@ from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspections.checks import check_capture, looks_of
 from leaktight.inspections.files import TrueExamples, read_tensors, read_truth
-from leaktight.inspections.truth import check_truth
+from leaktight.inspections.truth import examine
 from leaktight.models.source import Normalize
 
 SHAPE = Images(1, 6, 6)
@@ -325,20 +325,29 @@ def test_a_normalisation_that_nobody_stated_is_found(tmp_path: Path) -> None:
     wrongly = captured(tmp_path, Dense(), **said)
     assert codes(silent) == {"inputs-normalised"}
     assert codes(stated) == set()
-    assert check_truth(stated, example()) is None
+    known = examine(stated, example())
+    assert known is not None
+    assert known.verified
     for wrong, words in ((silent, "MNIST (--mean 0.1307 --std 0.3081)"), (wrongly, "none")):
-        found = check_truth(wrong, example())
+        found = examine(wrong, example())
         assert found is not None
-        assert f"with normalisation {words} it is 1.000" in found.detail
+        assert found.flag is not None
+        assert f"with normalisation {words} it is 1.000" in found.flag.detail
 
 
 def test_a_wrong_mode_is_found_by_the_truth(tmp_path: Path) -> None:
     right = captured(tmp_path, Small())
     wrong = captured(tmp_path, Small(), mode="eval")
-    assert check_truth(right, example()) is None
-    found = check_truth(wrong, example())
+    known = examine(right, example())
+    assert known is not None
+    assert known.verified
+    assert known.flag is None
+    found = examine(wrong, example())
     assert found is not None
-    assert "--mode train it is 1.000" in found.detail
+    assert not found.verified
+    assert found.flag is not None
+    assert "--mode train it is 1.000" in found.flag.detail
+    assert "--mode train" in found.flag.advice
 
 
 def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:

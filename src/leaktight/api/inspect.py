@@ -15,7 +15,7 @@ from leaktight.audits.run import Watcher
 from leaktight.config.growth import check_inspection
 from leaktight.config.inspect import CaptureRequest, Prepared, prepare
 from leaktight.config.tables import Table
-from leaktight.core.protocols import Attack
+from leaktight.core.protocols import Attack, Defense
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
 from leaktight.inspections.files import Tensors
@@ -77,7 +77,9 @@ class Capture(TypedDict, total=False):
     mean, std: normalisation of images in [0, 1] before the network. mode: of batch normalisation and dropout, "train"
     (default) or "eval". batch_size: examples behind the update (default 1). labels: if the attacker knows them.
     local: the local training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true
-    images (N, C, H, W) in [0, 1], or a file, for scoring. settings: overrides, "table.key=value".
+    images (N, C, H, W) in [0, 1], or a file, for scoring. decoys: images like these, to compare guesses with: a tensor,
+    a file, a folder or a data set. defenses: what the client did to the update, which the attacker then knows; objects
+    or kinds. settings: overrides, "table.key=value".
     """
 
     shape: Required[Sequence[int]]
@@ -93,6 +95,8 @@ class Capture(TypedDict, total=False):
     local: LocalTraining | Table
     attacks: Sequence[Attack | Method] | Attack | str
     truth: Tensor | Path | str | None
+    decoys: Tensor | Path | str | None
+    defenses: Sequence[Defense | Method] | Defense | str
     settings: Sequence[str]
 
 

@@ -48,6 +48,18 @@ Truth: TypeAlias = Annotated[
     Path | None, typer.Option(help="The true images, for scoring: a picture, a folder of pictures or an .npz.")
 ]
 
+Decoys: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|FILE|DATASET",
+        help="Images like the true ones, to compare with: pictures, an .npz, or one of `leaktight list datasets`.",
+    ),
+]
+Defenses: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--defense", metavar="KIND", help="What the client did to the update; the attacker then knows it."),
+]
+
 
 def command(
     model: Model,
@@ -65,6 +77,8 @@ def command(
     mode: Mode = None,
     attack: options.Attacks = None,
     truth: Truth = None,
+    decoys: Decoys = None,
+    defense: Defenses = None,
     overrides: options.Set = None,
     out: options.Out = None,
     resume: options.Resume = False,
@@ -81,7 +95,9 @@ def command(
     averages, deviations = _numbers(mean, "--mean", float), _numbers(std, "--std", float)
     known = None if labels is None else _classes(labels)
     settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
-    tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
+    tables = overridden(
+        {"model": {"kind": model}, "local": {}}, settings, {"attack": attack or (), "defense": defense or ()}
+    )
     check_tables(tables, "inspect")  # report errors before slow imports
     from rich.console import Console
 
@@ -106,6 +122,8 @@ def command(
         labels=known,
         attacks=attack or (),
         truth=truth,
+        decoys=decoys,
+        defenses=defense or (),
         settings=settings,
     )
     announce(planned.prepared, Console(stderr=True))

@@ -167,7 +167,7 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     case = _case(federation, attacked, settings, config.threat)
     reasons = {each.name: unable(each.value, case) for each in defenses[1:]} if adaptive else {}
     helpless = {name: reason for name, reason in reasons.items() if reason is not None}
-    knowing = [made for each in defenses if each.name not in helpless for made in _adapted(adaptable, each)]
+    knowing = [made for each in defenses if each.name not in helpless for made in adapted(adaptable, each)]
     experiment = Experiment(
         seed=config.seed,
         federation=federation,
@@ -224,7 +224,7 @@ def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[Att
     return [entry for entry in attacks if kind_of(entry.value) in kinds] or attacks
 
 
-def _adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
+def adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
     """The adaptive attacks on a defense."""
     made = [(entry, adapt(entry.value, defense.value)) for entry in entries]
     return [

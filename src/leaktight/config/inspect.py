@@ -11,30 +11,35 @@ import tomli_w
 from torch import Tensor, nn
 
 from leaktight.adaptive.auto import Auto
+from leaktight.adaptive.knowing import Case
+from leaktight.adaptive.table import unable
 from leaktight.attacks.controls import MeanImage, PriorOnly
-from leaktight.audits.plan import AttackEntry, named
-from leaktight.config.audit import CONTROLS, is_small
-from leaktight.config.catalogue import ATTACKS
+from leaktight.audits.plan import AttackEntry, Entry, named
+from leaktight.config.audit import CONTROLS, adapted, is_small
+from leaktight.config.catalogue import ATTACKS, DATASETS, DEFENSES
+from leaktight.config.names import ENTRIES
 from leaktight.config.settings import model_source
 from leaktight.config.tables import Table, as_list, overridden
-from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
+from leaktight.config.toml import build, checked, choose, choose_all, kind_of, settings_of, table_of
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
+from leaktight.core.protocols import Defense
 from leaktight.core.scope import checked_shape
 from leaktight.core.tensors import digest
 from leaktight.core.text import as_written, printable
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
 from leaktight.data.dataset import data_root
+from leaktight.defenses.stack import Stack
 from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspections.checks import looks_of
-from leaktight.inspections.files import TensorFile, Tensors, TrueExamples, read_truth, tensor_file
+from leaktight.inspections.files import TensorFile, Tensors, TrueExamples, read_decoys, read_truth, tensor_file
 from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
 from leaktight.report.words import counted
 
 WHERE = "inspect"
-TABLES = ("seed", "model", "local", "attack")
+TABLES = ("seed", "model", "local", "attack", "defense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,8 @@ class CaptureRequest:
     local: LocalTraining | Table = field(default_factory=dict)
     attacks: object = ()
     truth: Tensor | Path | str | None = None
+    decoys: Tensor | Path | str | None = None
+    defenses: object = ()
     settings: Sequence[str] = ()
 
     @property
@@ -99,12 +106,18 @@ def prepare(request: CaptureRequest) -> Prepared:
     except ValueError as error:
         raise UsageError(str(error)) from error
     before, change = tensor_file(request.before, "before"), tensor_file(_change(request), kind)
-    captured = load_capture(settings, before, change, kind)
+    defense = _defense(tables)
+    captured = load_capture(settings, before, change, kind, defense and defense.value)
     _check_truth_labels(truth, captured)
+    attacks = _entries(tables, captured, controls=truth is not None)
+    knowing, helpless = _knowing(attacks, captured, defense)
     inspection = Inspection(
         captured=captured,
-        attacks=_entries(tables, captured, controls=truth is not None),
+        attacks=[*attacks, *knowing],
         truth=truth,
+        decoys=_decoys(request, inputs),
+        defense=defense,
+        helpless=helpless,
         assumed=_assumed(request, count, captured),
         source=change.path.name,
         seed=checked(int, tables["seed"], WHERE, "seed"),
@@ -135,7 +148,9 @@ def _change(request: CaptureRequest) -> Tensors:
 def _tables(request: CaptureRequest) -> dict[str, object]:
     model = {"kind": request.model} if isinstance(request.model, str) else request.model
     base = {"seed": 0, "model": model, "local": request.local}
-    tables = overridden(base, request.settings, {"attack": as_list(request.attacks)})
+    tables = overridden(
+        base, request.settings, {"attack": as_list(request.attacks), "defense": as_list(request.defenses)}
+    )
     for name in tables:
         if name not in TABLES:
             raise ConfigError(f"{WHERE}: unknown table {name!r}; {suggestion(name, TABLES)}")
@@ -164,6 +179,51 @@ def _check_truth_labels(truth: TrueExamples | None, captured: Captured) -> None:
         raise UsageError(
             f"expected true labels from 0 to {captured.seen.num_classes - 1}, got {got}; correct the labels of --truth"
         )
+
+
+def _decoys(request: CaptureRequest, inputs: Images) -> TrueExamples | None:
+    """The decoys of a file or folder, or the training images of a data set of the catalogue."""
+    if request.decoys is None:
+        return None
+    if request.truth is None:
+        raise UsageError("decoys are compared with the true images; give --truth, too, or leave --decoys out")
+    if (
+        not isinstance(request.decoys, str)
+        or request.decoys not in ENTRIES["datasets"]
+        or Path(request.decoys).exists()
+    ):
+        return read_decoys(request.decoys, inputs)
+    train = choose(DATASETS, request.decoys, WHERE, "data").load(data_root(None)).train
+    if train.example != inputs:
+        raise UsageError(f"expected decoys of {inputs} as in --shape, got {train.example} in {request.decoys}")
+    return TrueExamples(train.batch().inputs, train.targets)
+
+
+def _defense(tables: Mapping[str, Any]) -> Entry[Defense] | None:
+    """What the client is known to have done to the update; None if nothing is stated. Several are stacked."""
+    parts = choose_all(DEFENSES, tables["defense"], WHERE, "defense") if "defense" in tables else ()
+    if not parts:
+        return None
+    defense = parts[0] if len(parts) == 1 else Stack(parts=parts)
+    return Entry(" + ".join(kind_of(part) or type(part).__name__ for part in parts), settings_of(defense), defense)
+
+
+def _knowing(
+    entries: Sequence[AttackEntry], captured: Captured, defense: Entry[Defense] | None
+) -> tuple[list[AttackEntry], str | None]:
+    """The attacks adapted to the defense, and why there are none."""
+    if defense is None:
+        return [], None
+    settings = captured.settings
+    case = Case(
+        model=captured.seen.model,
+        num_examples=settings.num_examples,
+        num_steps=captured.num_steps or 1,
+        mode=settings.mode,
+    )
+    reason = unable(defense.value, case)
+    knowing = adapted([entry for entry in entries if entry.role == "attack"], defense) if reason is None else []
+    return knowing, reason or (None if knowing else "none of these attacks can be adapted to it")
 
 
 def _assumed(request: CaptureRequest, count: int | None, captured: Captured) -> list[str]:
@@ -212,14 +272,28 @@ def _record(
         "batch_size": settings.num_examples,
         **({} if settings.labels is None else {"labels": list(settings.labels)}),
         **({} if truth is None else {"truth": _place(request.truth), "truth_digest": digest({"images": truth.images})}),
+        **_decoys_record(request, inspection),
     }
     return {
         "seed": inspection.seed,
         "inspect": asked,
         "model": table_of(settings.model),
         **({} if settings.local is None else {"local": table_of(settings.local)}),
-        "attack": [table_of(entry.value) for entry in inspection.attacks],
+        **({} if inspection.defense is None else {"defense": table_of(inspection.defense.value)}),
+        "attack": [table_of(entry.value) for entry in inspection.attacks if not entry.adaptive],
     }
+
+
+def _decoys_record(request: CaptureRequest, inspection: Inspection) -> dict[str, str]:
+    decoys = inspection.decoys
+    return (
+        {}
+        if decoys is None
+        else {
+            "decoys": _place(request.decoys),
+            "decoys_digest": digest({"images": decoys.images}),
+        }
+    )
 
 
 def _facts(
@@ -243,7 +317,21 @@ def _facts(
         "local": _local_words(captured),
         "labels": "given" if settings.labels is not None else "not given",
         "truth": "not given" if request.truth is None else _place(request.truth),
+        **_further_facts(request, inspection),
     }
+
+
+def _further_facts(request: CaptureRequest, inspection: Inspection) -> dict[str, str]:
+    """Decoys and defense, if they are stated."""
+    facts = {}
+    if inspection.decoys is not None:
+        classes = "of the same class" if inspection.classed else "taken to be of the same class"
+        facts["decoys"] = f"{counted(len(inspection.decoys), 'image')} of {_place(request.decoys)}, {classes}"
+    if inspection.defense is not None:
+        facts["defense"] = f"{inspection.defense.name}, known to the attacker"
+        if inspection.helpless is not None:
+            facts["defense"] += f", which does not help: {inspection.helpless}"
+    return facts
 
 
 def _place(truth: Tensor | Path | str | None) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, OutOfScopeError, UsageError
 from leaktight.core.inputs import Images
+from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng
 from leaktight.core.scope import not_supported
 from leaktight.core.tasks import Classification
@@ -106,12 +107,23 @@ def count_examples(batch_size: int | None, labels: Sequence[int] | None, truth: 
     return next(iter(known.values()), None)
 
 
-def load_capture(settings: CaptureSettings, before: TensorFile, change: TensorFile, kind: ChangeKind) -> Captured:
-    """The update of two files, as observed. Raises UsageError, which names the mismatch, if a file does not fit."""
+def load_capture(
+    settings: CaptureSettings,
+    before: TensorFile,
+    change: TensorFile,
+    kind: ChangeKind,
+    defense: Defense | None = None,
+) -> Captured:
+    """The update of two files, as observed. Raises UsageError, which names the mismatch, if a file does not fit.
+
+    defense: that the client is known to have used; it may have changed the network.
+    """
     classes = settings.num_classes or rows_of_last_layer(before)
     if settings.labels is not None and not all(0 <= label < classes for label in settings.labels):
         raise UsageError(f"expected labels from 0 to {classes - 1}, got {', '.join(map(str, settings.labels))}")
-    model = build_model(settings.model, settings.inputs, classes, rng=Rng(0).child("captured")).to(torch.float32)
+    rng = Rng(0).child("captured")
+    model = build_model(settings.model, settings.inputs, classes, rng=rng).to(torch.float32)
+    model = model if defense is None else defense.prepare(model, rng=rng.child("defense"))
     held = _fitted(before, model, classes)
     _load(model, held, before)
     seen_model = normalising(model, settings.mean, settings.std)

@@ -195,6 +195,20 @@ def _true_images(images: Tensor, inputs: Images) -> Tensor:
     return images
 
 
+def read_decoys(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
+    """Images of the same kind as the true ones: as `read_truth`, or a folder with a folder of pictures for each class.
+
+    Classes are numbered in the order of their names, or by them if all names are numbers.
+    """
+    folders = [] if isinstance(source, Tensor) else sorted(each for each in Path(source).glob("*") if each.is_dir())
+    if not folders:
+        return read_truth(source, inputs)
+    numbered = all(each.name.isdecimal() for each in folders)
+    parts = [(int(each.name) if numbered else place, read_truth(each, inputs)) for place, each in enumerate(folders)]
+    labels = [torch.full((len(part),), label) for label, part in parts]
+    return TrueExamples(torch.cat([part.images for _, part in parts]), torch.cat(labels))
+
+
 def _picture(file: Path, inputs: Images) -> Tensor:
     image = to_tensor(decode_image(read_limited(file, MOST_IMAGE, DataError), str(file), inputs.channels))
     _check_size(str(file), tuple(image.shape), inputs)

@@ -255,15 +255,15 @@ class Trial(TrialHead, TrialOutcome):
         missing = any(score is None for scores in self.scores.values() if scores is not None for score in scores)
         if missing or (self.searches and self.role == "attack" and self.loss is None):
             return "gave values that are not finite"
-        if self.searches and self.stuck:
+        if self.stuck:
             return "its own loss did not fall"
         return None
 
     @property
     def stuck(self) -> bool:
-        """Whether the attack's own loss has not fallen."""
+        """Whether the attack searches and its own loss has not fallen."""
         first, last = self.first_loss, self.loss
-        if first is None or last is None or abs(first) <= _EXACT:
+        if not self.searches or first is None or last is None or abs(first) <= _EXACT:
             return False
         return last > first - (1 - FALLEN) * abs(first)
 

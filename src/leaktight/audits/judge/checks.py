@@ -144,7 +144,7 @@ def _unchanged(evidence: Evidence) -> Iterator[Finding]:
 
 def _loss_stuck(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        stuck = [trial for trial in cell.done if trial.searches and trial.stuck]
+        stuck = [trial for trial in cell.done if trial.stuck]
         if stuck:
             yield _at(cell, f"in {len(stuck)} of {len(cell.done)} trials")
 
