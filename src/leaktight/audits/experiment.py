@@ -16,6 +16,7 @@ from leaktight.attacks.controls import Control
 from leaktight.audits.blind import LabelDraws, blind_labels
 from leaktight.audits.decoys import DecoyPool, identify
 from leaktight.audits.plan import LABELS_FOUND, Experiment, TrialSpec
+from leaktight.audits.requirements import with_labels
 from leaktight.audits.trial import (
     Attempted,
     Finished,
@@ -157,7 +158,10 @@ class TrialRunner:
         victim = experiment.victim(spec.trial)
         threat = spec.attack.threat(experiment.threat)
         state = self._state(spec, federation)
-        played = self._play(spec, federation, state, lambda trace: threat.observe(trace, victim))
+        place = experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
+        played = self._play(
+            spec, federation, state, lambda trace: with_labels(spec.attack, threat.observe(trace, victim), rng=place)
+        )
         trace = played.traces[-1]
         found = self._guesses(spec, played.given)
         members = [victim] if threat.sees == "client" else sorted(trace.clients)
@@ -214,7 +218,7 @@ class TrialRunner:
         chances = Chances()
         if decoys is not None:
             chances["rank"], chances["decoy_scores"] = identify(judged.scored.inputs, truth.inputs, decoys)
-        labels = judged.scored.targets if spec.attack.value.labels_from in LABELS_FOUND else read
+        labels = judged.scored.targets if spec.attack.labels_from in LABELS_FOUND else read
         if labels is not None:
             labels = labels[: len(truth)]
             sizes = [len(truth_of(played.counted, [name])) for name in members]
@@ -237,10 +241,6 @@ class TrialRunner:
             settings = self.experiment.settings
             given = handed(settings, attack, [observe(each) for each in watched])
             return Played(watched, counted_rounds(settings, watched), given, seconds)
-        if self.experiment.threat.server != "malicious":
-            raise UsageError(
-                f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
-            )
         rng = self.experiment.rng(spec.trial).child("tamper", spec.attack.name).detached()
         traces: list[RoundTrace] = []
         seen: list[Observation] = []

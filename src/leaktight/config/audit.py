@@ -12,10 +12,11 @@ from leaktight.adaptive.auto import LARGE, Auto, Budget
 from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
-from leaktight.attacks.labels.public import PublicImages
-from leaktight.attacks.labels.rules import BiasCorrected, Geng
+from leaktight.attacks.labels.rules import Inferred
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
+from leaktight.audits.requirements import check_requirements
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.fields import require_names
 from leaktight.config.scenario import build_federation, load_data
@@ -99,9 +100,13 @@ def _fitting(attack: Attack, threat: ThreatModel) -> Attack:
         return attack
     simulates = Knowledge.LOCAL_TRAINING in threat.knows
     if attack.labels is None and attack.wants_labels and Knowledge.LABELS not in threat.knows:
-        informed = PublicImages() if Knowledge.PUBLIC_DATA in threat.knows else Geng()
-        attack = replace(attack, labels=informed if simulates else BiasCorrected())
+        attack = replace(attack, labels=Inferred())
     return attack if simulates else replace(attack, local="one_batch")
+
+
+def must_read(attack: Attack) -> bool:
+    """Whether labels that are not disclosed have to be read for an attack: it needs them, and has no setting for it."""
+    return Knowledge.LABELS in attack.requires and not isinstance(attack, Preset | Matching | Control)
 
 
 def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experiment | None]:
@@ -138,7 +143,13 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     attacks = [each.pinned(onednn=onednn) for each in config.attacks]
     defenses = _entries(config.defenses)
     entries = [
-        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        AttackEntry(
+            name,
+            settings_of(each),
+            each,
+            "control" if isinstance(each, CONTROLS) else "attack",
+            reads_labels=Knowledge.LABELS not in config.threat.knows and must_read(each),
+        )
         for name, each in zip(_names(attacks), attacks, strict=True)
     ]
     adaptable = _adaptable(entries, (config.audit or AuditSettings()).adapted) if adaptive else []
@@ -160,6 +171,7 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
         data_root=data_root(config.data_root),
         helpless=helpless,
     )
+    check_requirements(experiment)
     experiment.attacked_federation(Defense(), 0)  # fails here, not in a worker, if settings do not fit the data
     return experiment
 

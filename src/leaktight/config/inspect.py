@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leaktight.adaptive.auto import Auto
 from leaktight.attacks.controls import MeanImage, PriorOnly
 from leaktight.audits.plan import AttackEntry, named
-from leaktight.config.audit import CONTROLS, is_small
+from leaktight.config.audit import CONTROLS, is_small, must_read
 from leaktight.config.catalogue import ATTACKS
 from leaktight.config.settings import model_source
 from leaktight.config.tables import Table, as_list, overridden
@@ -184,7 +184,13 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
     attacks = [each.pinned(onednn=not is_small(captured.bare)) for each in attacks]
     names = named([kind_of(each) or type(each).__name__ for each in attacks], [settings_of(each) for each in attacks])
     return [
-        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        AttackEntry(
+            name,
+            settings_of(each),
+            each,
+            "control" if isinstance(each, CONTROLS) else "attack",
+            reads_labels=captured.seen.labels is None and must_read(each),
+        )
         for name, each in zip(names, attacks, strict=True)
     ]
 

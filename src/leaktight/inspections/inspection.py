@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leaktight.audits.plan import LABELS_FOUND, AttackEntry
+from leaktight.audits.requirements import with_labels
 from leaktight.audits.trial import (
     Attempted,
     Finished,
@@ -152,13 +153,14 @@ class Inspection:
         seen = self.captured.seen
         if entry.role == "control":
             return without_update(seen)
-        return replace(seen, labels=None) if entry.value.labels_from in LABELS_FOUND else seen
+        seen = replace(seen, labels=None) if entry.labels_from in LABELS_FOUND else seen
+        return with_labels(entry, seen, rng=Rng(self.seed).child("inspect", entry.name).detached())
 
     def _ledger(self, entry: AttackEntry, found: Reconstruction) -> Ledger:
         captured, local = self.captured, self.captured.seen.local_training
         steps, count = captured.num_steps, captured.settings.num_examples
         return Ledger(
-            labels=entry.value.labels_from,
+            labels=entry.labels_from,
             batch_size=count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
             num_examples=count,
             local_steps="unknown" if steps is None else steps,
