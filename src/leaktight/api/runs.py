@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from leaktight.audits.forecast import PRELOAD
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
@@ -12,12 +13,6 @@ from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
-_PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
-    "scipy.optimize",
-    "torch._functorch.compile_utils",
-    "torch.fx.experimental.proxy_tensor",
-    "torchmetrics.functional.image",
-)
 
 
 def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:
@@ -39,14 +34,14 @@ def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
     workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
     """
     if workers is None:
-        return Processes(preload=_PRELOAD), None
+        return Processes(preload=PRELOAD), None
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
         return Ray(None if text == "ray" else text), None
     if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
     number = int(text)
-    return Processes(number, _PRELOAD) if number else Alone(), number
+    return Processes(number, PRELOAD) if number else Alone(), number
 
 
 def recorded_call(folder: RunFolder, call: str) -> str:
