@@ -84,9 +84,7 @@ SEVERAL = ("audit.local.samples=3", "audit.local.batch_size=3")
     ids=" ".join,
 )
 @pytest.mark.parametrize("kind", ["csdlg", "inverting_gradients", "agic", "gradinversion"])
-def test_labels_are_inferred_by_the_rule_that_fits_the_update(
-    tmp_path: Path, kind: str, scene: Sequence[str]
-) -> None:
+def test_labels_are_inferred_by_the_rule_that_fits_the_update(tmp_path: Path, kind: str, scene: Sequence[str]) -> None:
     settings, _ = OWN.get(kind, (QUICK, ()))
     trials = run_one(tmp_path / "mine.toml", {"kind": kind, **settings}, UNTOLD, *scene)
     assert [(each.attack, each.error) for each in trials if each.status == "failed"] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leaktight.audits.forecast import PRELOAD
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.results.folder import RunFolder, latest_folder, next_folder
@@ -13,6 +12,12 @@ from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
+PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
+    "scipy.optimize",
+    "torch._functorch.compile_utils",
+    "torch.fx.experimental.proxy_tensor",
+    "torchmetrics.functional.image",
+)
 
 
 def run_path(command: str, record: str, out: Path | str | None, *, resume: bool) -> Path:

@@ -11,13 +11,13 @@ from torch.func import functional_call
 
 from leaktight.adaptive.auto import ENSEMBLES, Auto, KnowingAuto
 from leaktight.attacks.matching.attack import Matching
-from leaktight.audits.plan import Experiment
-from leaktight.audits.rehearsal import attacked_load, matching_of, simulates
+from leaktight.audits.rehearsal import Load, matching_of, simulates
 from leaktight.core.protocols import Attack
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tasks import example_losses
 from leaktight.core.tensors import buffers_of, cloned, parameters_of, squared_norm
-from leaktight.fl.federation import Federation
+from leaktight.core.types import Batch
+from leaktight.fl.local import Trainer
 from leaktight.models.surgery import mode_of
 
 _FLOAT64 = 2
@@ -33,9 +33,8 @@ def resident_bytes() -> int:
     return 0
 
 
-def kept_bytes(federation: Federation, examples: int) -> int:
+def kept_bytes(trainer: Trainer, batch: Batch) -> int:
     """What is kept for the gradient, by the examples, of the squared norm of a gradient by the parameters."""
-    trainer, batch = federation.trainer, federation.dataset.train.batch(slice(0, examples))
     params = {name: each.detach().clone().requires_grad_() for name, each in parameters_of(trainer.model).items()}
     own = {each.data_ptr() for each in params.values()}
     kept: dict[int, tuple[int, Tensor]] = {}
@@ -57,20 +56,23 @@ def kept_bytes(federation: Federation, examples: int) -> int:
         return sum(size for size, _ in kept.values())
 
 
-def search_bytes(experiment: Experiment, attack: Attack) -> int:
-    """What an attack keeps while it searches; 0 for one that does not."""
+def bytes_of(trainer: Trainer, batch: Batch) -> tuple[float, float]:
+    """What a step of a search keeps: in any case, and for each example. batch: of four examples."""
+    few, more = kept_bytes(trainer, Batch(batch.inputs[:2], batch.targets[:2])), kept_bytes(trainer, batch)
+    each = (more - few) / max(1, len(batch) - 2)
+    return max(0.0, few - 2 * each), each
+
+
+def search_bytes(attack: Attack, load: Load, costs: tuple[float, float]) -> int:
+    """What an attack keeps while it searches; 0 for one that does not. costs: see `bytes_of`."""
     if isinstance(attack, Auto | KnowingAuto):
         auto = attack if isinstance(attack, Auto) else attack.auto
-        return max(search_bytes(experiment, each) for each in ENSEMBLES[auto.budget].values())
+        return max(search_bytes(each, load, costs) for each in ENSEMBLES[auto.budget].values())
     matching = matching_of(attack)
     if matching is None or matching.objective is None:
         return 0
-    few, more = (kept_bytes(experiment.federation, number) for number in (2, 4))
-    each, load = (more - few) / 2, attacked_load(experiment)
-    fixed = max(0.0, few - 2 * each)
-    simulated = simulates(attack, load.steps)
-    uses, steps = (load.passes, load.steps) if simulated else (load.examples, 1)
-    return round((steps * fixed + uses * each) * _lanes(matching))
+    uses, steps = (load.passes, load.steps) if simulates(attack, load.steps) else (load.examples, 1)
+    return round((steps * costs[0] + uses * costs[1]) * _lanes(matching))
 
 
 def _lanes(matching: Matching) -> int:

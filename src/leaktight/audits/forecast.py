@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 
 import torch
 
 from leaktight.attacks.optimizers.compile import make_runnable
-from leaktight.audits.footprint import resident_bytes, search_bytes
-from leaktight.audits.plan import AttackEntry, Entry, Experiment
+from leaktight.audits.footprint import bytes_of, resident_bytes, search_bytes
+from leaktight.audits.plan import AttackEntry, Experiment
 from leaktight.audits.rehearsal import (
     Load,
     Rehearsal,
@@ -26,13 +28,16 @@ from leaktight.audits.rehearsal import (
     steps_of,
 )
 from leaktight.audits.schedule import wanted
+from leaktight.audits.trial import reason_of
+from leaktight.core.errors import UsageError
 from leaktight.core.faults import raise_fault
-from leaktight.core.protocols import Defense
+from leaktight.core.protocols import Attack
 from leaktight.core.types import Broadcast
 from leaktight.fl.federation import Federation
 from leaktight.fl.local import evaluate
 from leaktight.fl.messages import Train
 from leaktight.results.forecast import AttackWork, Memory, TrainingWork
+from leaktight.results.schema import Track
 from leaktight.runtime.processes import Alone
 
 SECONDS = 4.0
@@ -43,20 +48,21 @@ SCORED = 64
 """The test examples on which scoring a model is timed."""
 DOUBLE = 4
 """A step of a search takes about so many times a gradient of the network."""
-PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
-    "scipy.optimize",
-    "torch._functorch.compile_utils",
-    "torch.fx.experimental.proxy_tensor",
-    "torchmetrics.functional.image",
-)
 
 
 @dataclass(frozen=True)
 class Item:
-    """The trials of one attack, on all defenses it meets. least, most: their number. alike: timed on another attack."""
+    """The trials of one attack, on all defenses it meets. load: the work behind the attacked update.
 
-    experiment: Experiment
+    batch: its batch size, None if it cannot be changed. victims: in the first look. least, most: trials. alike: it was
+    not timed, but another form of it.
+    """
+
+    track: Track
     entry: AttackEntry
+    load: Load
+    batch: int | None
+    victims: int
     least: int
     most: int
     cost: Rehearsed
@@ -64,12 +70,12 @@ class Item:
 
     @property
     def simulated(self) -> bool:
-        return simulates(self.entry.value, attacked_load(self.experiment).steps)
+        return simulates(self.entry.value, self.load.steps)
 
     def work(self) -> AttackWork:
         entry, cost = self.entry, self.cost
         return AttackWork(
-            track=self.experiment.track,
+            track=self.track,
             attack=entry.name,
             against=entry.against,
             role=entry.role,
@@ -99,12 +105,9 @@ class Measured:
     def seconds(self) -> tuple[float, float]:
         return self.total(least=True), self.total(least=False)
 
-    def total(
-        self, *, least: bool, trial: Callable[[Item], float] | None = None, number: Callable[[int], float] = float
-    ) -> float:
-        """The seconds of the plan. trial: of one trial of an item. number: changes the number of trials."""
-        each = trial or (lambda item: item.cost.seconds)
-        trials = sum(number(item.least if least else item.most) * each(item) for item in self.items)
+    def total(self, *, least: bool) -> float:
+        """The seconds of the plan, with the least or the most trials."""
+        trials = sum((item.least if least else item.most) * item.cost.seconds for item in self.items)
         training = sum(
             work.rounds * work.clients * work.seconds / min(self.processes, work.clients) for work in self.trainings
         )
@@ -126,18 +129,61 @@ def machine_bytes() -> int | None:
     return None
 
 
-def measure(experiments: Sequence[Experiment], *, whole: bool, processes: int) -> Measured:
-    """Rehearse the trials and the training of these experiments. whole: all rounds of the first one are trained."""
-    began = time.process_time()
-    for name in PRELOAD:
+def measure(experiments: Sequence[Experiment], *, whole: bool, processes: int, preload: Sequence[str]) -> Measured:
+    """Rehearse the trials and the training of these experiments.
+
+    whole: all rounds of the first one are trained. preload: modules that a worker imports.
+    """
+    with rehearsing(processes, preload) as note:
+        note.items = [item for each in experiments for item in _items(each, experiments, note.began)]
+        note.trainings = [work for each in experiments for work in _trainings(each, whole and each is experiments[0])]
+        note.peak = max(_peak(each, note.items) for each in experiments)
+    return note.measured()
+
+
+def measure_training(federation: Federation, defense: str, *, processes: int) -> Measured:
+    """Rehearse a training run."""
+    with rehearsing(processes, ()) as note:
+        note.trainings = [training_work(federation, defense, federation.plan.rounds)]
+    return note.measured()
+
+
+@dataclass
+class Notes:
+    """What a rehearsal finds out while it runs; see `Measured`. began: in processor time."""
+
+    processes: int
+    began: float
+    start: float = 0.0
+    base: int = 0
+    peak: int = 0
+    items: Sequence[Item] = ()
+    trainings: Sequence[TrainingWork] = ()
+
+    def measured(self) -> Measured:
+        spent = time.process_time() - self.began
+        return Measured(self.items, self.trainings, self.start, spent, self.base, self.peak, self.processes)
+
+
+@contextmanager
+def rehearsing(processes: int, preload: Sequence[str]) -> Iterator[Notes]:
+    """Work as a worker process does, with all imports done and noted as the time to start."""
+    notes = Notes(processes, time.process_time())
+    for name in preload:
         import_module(name)
-    with Alone().start(_nothing):
-        make_runnable(lambda tensor: (tensor + 1,), [torch.ones(1)], "fx", False)  # the first trace is slow
-        start, base = time.process_time(), resident_bytes()
-        items = [item for each in experiments for item in _items(each, experiments, began)]
-        trainings = [work for each in experiments for work in _trainings(each, whole=whole and each is experiments[0])]
-        peak = max((search_bytes(item.experiment, item.entry.value) for item in items), default=0)
-    return Measured(items, trainings, start, time.process_time() - began, base, peak, processes)
+    with Alone().start(_nothing), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run will say them
+        if preload:
+            make_runnable(lambda tensor: (tensor + 1,), [torch.ones(1)], "fx", False)  # the first trace is slow
+        notes.start, notes.base = time.process_time(), resident_bytes()
+        yield notes
+
+
+def _peak(experiment: Experiment, items: Sequence[Item]) -> int:
+    federation = experiment.federation
+    costs = bytes_of(federation.trainer, federation.dataset.train.batch(slice(0, 4)))
+    own = [item for item in items if item.track == experiment.track]
+    return max((search_bytes(item.entry.value, item.load, costs) for item in own), default=0)
 
 
 def _nothing(job: object, tell: object) -> None:
@@ -163,24 +209,36 @@ def _items(experiment: Experiment, experiments: Sequence[Experiment], began: flo
             cost = rehearsal.run(spec, limit=LIMIT, judge=judge.get(entry.role))
             if cost.error is None:
                 judge.setdefault(entry.role, cost.judge)
-        items.append(Item(experiment, entry, sum(each.id in first for each in own), len(own), cost, late))
+        items.append(
+            Item(
+                experiment.track,
+                entry,
+                attacked_load(experiment),
+                experiment.attacked.batch_size,
+                experiment.settings.looks[0],
+                sum(each.id in first for each in own),
+                len(own),
+                cost,
+                late,
+            )
+        )
     return items
 
 
-def _trainings(experiment: Experiment, *, whole: bool) -> list[TrainingWork]:
+def _trainings(experiment: Experiment, whole: bool) -> list[TrainingWork]:
     if not (experiment.trains or whole):
         return []
     rounds = experiment.federation.plan.rounds if whole else experiment.rounds[-1]
-    return [training_work(experiment.trained(each), each.name, rounds, experiment) for each in experiment.defenses]
+    return [
+        training_work(experiment.trained(each), each.name, rounds, experiment.track) for each in experiment.defenses
+    ]
 
 
-def training_work(
-    federation: Federation, defense: str, rounds: int, experiment: Experiment | None = None
-) -> TrainingWork:
+def training_work(federation: Federation, defense: str, rounds: int, track: Track = "diagnostic") -> TrainingWork:
     """The work of a training, from a short training of one client and the scoring of a few examples."""
     local, sizes = federation.trainer.local, list(federation.sizes.values())
     name, largest = max(federation.sizes.items(), key=lambda each: each[1])
-    small = shrunk(local, largest, seconds_of_example(federation))
+    small = shrunk(local, largest, _step(federation))
     reduced = federation.with_trainer(local=small)
     clients = federation.plan.per_round or len(sizes)
     state = reduced.first_state().server
@@ -193,7 +251,7 @@ def training_work(
     seconds = (time.process_time() - began) * average.passes / load_of(small, largest).passes
     seconds += _scoring(federation) / clients
     return TrainingWork(
-        track=experiment.track if experiment else "diagnostic",
+        track=track,
         defense=defense,
         rounds=rounds,
         clients=clients,
@@ -214,38 +272,43 @@ def _scoring(federation: Federation) -> float:
     return (time.process_time() - began) * len(test) / number
 
 
-def defenses_that_fail(experiment: Experiment) -> dict[str, str]:
-    """By defense, why a client cannot start with it on this network."""
-    failed = {}
+def check_defenses(experiment: Experiment) -> None:
+    """Raise UsageError if a client cannot start with one of the defenses on this network."""
     for each in experiment.defenses:
+        federation = experiment.attacked_federation(each.value, 0)
+        client = federation.client(experiment.victim(0))
         try:
-            started(experiment, each)
+            each.value.start(copy.deepcopy(federation.trainer.model), client.facts, rng=client.rng.child("rehearsal"))
         except Exception as error:
             raise_fault(error)
-            failed[each.name] = str(error) or type(error).__name__
-    return failed
-
-
-def started(experiment: Experiment, defense: Entry[Defense]) -> None:
-    """Start a client with this defense, as for an attacked round."""
-    federation = experiment.attacked_federation(defense.value, 0)
-    client = federation.client(experiment.victim(0))
-    defense.value.start(federation.trainer.model, client.facts, rng=client.rng.child("rehearsal"))
+            raise UsageError(f"the defense {each.name} cannot start on this network: {reason_of(error)}") from error
 
 
 def crude_seconds(experiments: Sequence[Experiment], *, whole: bool) -> float:
     """A quick guess of the seconds of a plan in one process, from one gradient of each network."""
-    total = 0.0
+    first, total = set(wanted(experiments, {}).ids), 0.0
     for each in experiments:
-        step, load = seconds_of_example(each.federation), attacked_load(each)
-        first = set(wanted(experiments, {}).ids)
-        for spec in (spec for spec in each.trials if spec.id in first):
-            uses = load.passes if simulates(spec.attack.value, load.steps) else load.examples
-            total += step * DOUBLE * uses * steps_of(spec.attack.value)
+        step, load = _step(each.federation), attacked_load(each)
+        attacks = [spec.attack.value for spec in each.trials if spec.id in first]
+        total += sum(crude_attack(attack, load, step) for attack in attacks)
         if each.trains or whole:
             rounds = each.federation.plan.rounds if whole else each.rounds[-1]
-            sizes = each.federation.sizes.values()
-            clients = each.federation.plan.per_round or len(sizes)
-            uses = max(load_of(each.federation.trainer.local, size).passes for size in sizes)
-            total += len(each.defenses) * rounds * clients * uses * step
+            total += len(each.defenses) * crude_training(each.federation, rounds)
     return total
+
+
+def crude_attack(attack: Attack, load: Load, step: float) -> float:
+    """A guess of the seconds of an attack. step: those of a gradient of one example."""
+    uses = load.passes if simulates(attack, load.steps) else load.examples
+    return step * DOUBLE * uses * steps_of(attack)
+
+
+def crude_training(federation: Federation, rounds: int) -> float:
+    """A guess of the seconds of a training in one process."""
+    sizes = federation.sizes.values()
+    uses = max(load_of(federation.trainer.local, size).passes for size in sizes)
+    return rounds * (federation.plan.per_round or len(sizes)) * uses * _step(federation)
+
+
+def _step(federation: Federation) -> float:
+    return seconds_of_example(federation.trainer, federation.dataset.train.batch(slice(0, 2)))

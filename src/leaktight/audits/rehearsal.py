@@ -33,8 +33,7 @@ from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensors import buffers_of, cloned, parameters_of
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Reconstruction
-from leaktight.fl.federation import Federation
-from leaktight.fl.local import loss_and_gradient
+from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.models.surgery import mode_of
 
 MOST_BATCH, MOST_STEPS = 32, 4
@@ -71,9 +70,8 @@ def attacked_load(experiment: Experiment) -> Load:
     return load_of(experiment.attacked, max(experiment.federation.sizes.values())).times(clients)
 
 
-def seconds_of_example(federation: Federation) -> float:
-    """The processor time of a gradient, for each of two examples."""
-    trainer, batch = federation.trainer, federation.dataset.train.batch(slice(0, 2))
+def seconds_of_example(trainer: Trainer, batch: Batch) -> float:
+    """The processor time of a gradient, for each example of a small batch."""
     params, buffers = parameters_of(trainer.model), buffers_of(trainer.model)
     times = []
     for _ in range(2):  # the first call also prepares kernels
@@ -148,8 +146,9 @@ class Rehearsal:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Rehearsal:
-        seconds = seconds_of_example(experiment.federation)
-        local = shrunk(experiment.attacked, max(experiment.federation.sizes.values()), seconds)
+        federation = experiment.federation
+        seconds = seconds_of_example(federation.trainer, federation.dataset.train.batch(slice(0, 2)))
+        local = shrunk(experiment.attacked, max(federation.sizes.values()), seconds)
         settings = replace(experiment.settings, trials=1)
         return cls(experiment, replace(experiment, attacked=local, settings=settings))
 
@@ -159,7 +158,7 @@ class Rehearsal:
         return full.passes / small.passes if simulated else full.examples / small.examples
 
     def run(self, spec: TrialSpec, *, limit: float, judge: float | None) -> Rehearsed:
-        """Run a trial of the small experiment. limit: of the attack, in seconds. judge: the time of scoring, if known."""
+        """Run a trial of the small experiment. limit: seconds of the attack. judge: those of scoring, if known."""
         runner, began = TrialRunner(self.small), time.process_time()
         try:
             scene = runner.scene(spec)

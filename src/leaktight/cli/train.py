@@ -45,13 +45,16 @@ def command(
     from leaktight.api.train import plan
     from leaktight.cli.console import print_json, say
     from leaktight.cli.display import TrainingDisplay, print_training
+    from leaktight.cli.forecast_display import show_forecast, warn
     from leaktight.data.holdings import text_summary
 
     planned = plan(config, pooled=centralised, settings=overrides or (), defenses=defense or (), data_root=data_root)
     errors = Console(stderr=True)
     say(errors, text_summary(planned.dataset, planned.partition))
     if dry_run:
+        show_forecast(planned.forecast(workers), as_json=as_json)
         return
+    warn(planned.doubts(workers))
     path = planned.folder(out, resume=resume)
     try:
         with TrainingDisplay(planned.config.plan.rounds, planned.per_round, errors) as display:

@@ -237,6 +237,17 @@ def _names(methods: Sequence[Any]) -> list[str]:
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     """Facts about the scenario, for readers of the results."""
     federation = experiment.federation
+    return {
+        **federation_facts(config, federation),
+        "attacked update": _local_words(experiment.attacked, federation),
+        "local": _local_words(federation.trainer.local, federation),
+        "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
+        "victims": _victims(experiment.settings),
+    }
+
+
+def federation_facts(config: Config, federation: Federation) -> dict[str, Any]:
+    """Facts about data, network and clients, for readers."""
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
         "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
@@ -245,10 +256,6 @@ def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
         f"weights: {config.model.init}, {config.model.mode} mode",
         "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "
         f"{federation.plan.per_round or len(federation.shares)} in a round, {kind_of(config.aggregator)}",
-        "attacked update": _local_words(experiment.attacked, federation),
-        "local": _local_words(federation.trainer.local, federation),
-        "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
-        "victims": _victims(experiment.settings),
     }
 
 

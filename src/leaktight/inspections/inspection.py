@@ -114,7 +114,7 @@ class Inspection:
     def _run(self, name: str) -> Attempted:
         entry = self.by_id[name]
         rng = Rng(self.seed).child("inspect", entry.name).detached()
-        found = entry.value.reconstruct([self._shown(entry)], rng=rng)
+        found = entry.value.reconstruct([self.shown(entry)], rng=rng)
         labels = self.true_labels
         judged = oracle = None
         if self.truth is not None:
@@ -148,7 +148,7 @@ class Inspection:
             return outcome, {guess_path: strip(found.guess.inputs)}
         return outcome, {true_path: judged.truth, guess_path: judged.guess}
 
-    def _shown(self, entry: AttackEntry) -> Observation:
+    def shown(self, entry: AttackEntry) -> Observation:
         """What an attack is given: no labels if it finds them by itself; a control gets no update."""
         seen = self.captured.seen
         if entry.role == "control":
