@@ -139,7 +139,7 @@ class Auto(Attack):
         first = seen[0]
         found: list[Candidate] = []
         skipped: dict[str, str] = {}
-        for name, attack in self._members(first, adaptation):
+        for name, attack in self.members(first, adaptation):
             given = seen if attack.joins_rounds else seen[-1:]
             try:
                 guess = attack.reconstruct(given, rng=rng.child("member", name), progress=progress)
@@ -164,7 +164,7 @@ class Auto(Attack):
             raise UsageError(f"expected an update that an attack can read, got none: {reasons}")
         return _answer(found, skipped, _labels(first, rng))
 
-    def _members(self, seen: Observation, adaptation: Adaptation | None) -> Iterator[tuple[str, Attack]]:
+    def members(self, seen: Observation, adaptation: Adaptation | None) -> Iterator[tuple[str, Attack]]:
         """The attacks for this kind of input, each with its name, fitted to what is disclosed."""
         large = sum(tensor.numel() for tensor in seen.broadcast.params.values()) >= LARGE
         for name, attack in ENSEMBLES[self.budget].items():

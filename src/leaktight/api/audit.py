@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from leaktight.config.settings import Config
 from leaktight.config.tables import AUDIT_SCENARIO
 from leaktight.core.errors import UsageError
 from leaktight.results.folder import RunFolder, open_run
+from leaktight.results.forecast import Forecast, Problem
 from leaktight.results.schema import Plain, Summary
 from leaktight.results.verify import require_unchanged
 
@@ -60,6 +62,18 @@ class PlannedAudit:
         if resume and out is None and self.onto is not None:
             return self.onto
         return run_path(self.command, self.config.to_toml(), out, resume=resume)
+
+    def forecast(self, workers: int | str | None = 0) -> Forecast:
+        """What the run does, how long it takes and how much memory, by a short rehearsal; and what to change."""
+        from leaktight.api.forecast import forecast_audit  # not needed for a run
+
+        return forecast_audit(self.command, self.experiments, self.facts, workers=workers, budget=self.budget)
+
+    def doubts(self, workers: int | str | None = 0) -> Sequence[Problem]:
+        """Why the run may not end; empty for a plan that seems short."""
+        from leaktight.api.forecast import doubts_of_audit
+
+        return doubts_of_audit(self.command, self.experiments, workers=workers, budget=self.budget)
 
     def run(
         self,
@@ -153,6 +167,14 @@ def _parse_budget(budget: float | str | None) -> tuple[float | None, Budget | No
     raise UsageError(f"expected as budget {words}, or minutes > 0, got {budget!r}; leave it out for no end")
 
 
+def _warn(planned: PlannedAudit, workers: int | str | None) -> None:
+    """Warn of a plan that does not end."""
+    from leaktight.api.forecast import sentence
+
+    for each in planned.doubts(workers):
+        warnings.warn(sentence(each), stacklevel=3)
+
+
 def audit(
     config: Source = None,
     *,
@@ -196,6 +218,7 @@ def audit(
         resume=resume,
         **scenario,
     )
+    _warn(planned, workers)
     return planned.run(
         planned.folder(out, resume=resume), resume=resume, workers=workers, retry_failed=retry_failed, watcher=watcher
     )
@@ -227,6 +250,7 @@ def tradeoff(
         resume=resume,
         **scenario,
     )
+    _warn(planned, workers)
     return planned.run(
         planned.folder(out, resume=resume), resume=resume, workers=workers, retry_failed=retry_failed, watcher=watcher
     )

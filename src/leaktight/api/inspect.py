@@ -21,6 +21,7 @@ from leaktight.core.types import Mode
 from leaktight.inspections.files import Tensors
 from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
+from leaktight.results.forecast import Forecast, Problem
 from leaktight.results.schema import Summary
 from leaktight.results.verify import require_unchanged
 
@@ -34,6 +35,18 @@ class PlannedInspection:
     def folder(self, out: Path | str | None = None, *, resume: bool = False) -> Path:
         """The folder of its results; see `run_path`."""
         return run_path("inspect", self.prepared.record, out, resume=resume)
+
+    def forecast(self, workers: int | str | None = 0) -> Forecast:
+        """How long the attacks take and how much memory, by a moment of each; and what to change."""
+        from leaktight.api.forecast import forecast_inspection  # not needed for a run
+
+        return forecast_inspection(self.prepared.inspection, self.prepared.facts, workers)
+
+    def doubts(self, workers: int | str | None = 0) -> Sequence[Problem]:
+        """Why the run may not end; empty for a plan that seems short."""
+        from leaktight.api.forecast import doubts_of_inspection
+
+        return doubts_of_inspection(self.prepared.inspection, workers)
 
     def run(
         self,

@@ -18,7 +18,7 @@ from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Alone, Processes
 
 RUNS = Path("runs")
-_PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
+PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
     "scipy.optimize",
     "torch._functorch.compile_utils",
     "torch.fx.experimental.proxy_tensor",
@@ -97,14 +97,14 @@ def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
     workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
     """
     if workers is None:
-        return Processes(preload=_PRELOAD), None
+        return Processes(preload=PRELOAD), None
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
         return Ray(None if text == "ray" else text), None
     if not text.isdigit():
         raise UsageError(f"expected workers to be a number of processes, ray or ray://host:port, got {text!r}")
     number = int(text)
-    return Processes(number, _PRELOAD) if number else Alone(), number
+    return Processes(number, PRELOAD) if number else Alone(), number
 
 
 def recorded_call(folder: RunFolder, call: str) -> str:

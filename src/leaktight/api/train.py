@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Unpack
 
 from leaktight.api.runs import continued, growing, run_path
 from leaktight.api.scenario import Scenario, Source, configure
+from leaktight.config.audit import federation_facts
 from leaktight.config.growth import check_training
 from leaktight.config.scenario import build_federation, centralised, load_data
 from leaktight.config.settings import Config
@@ -21,7 +22,8 @@ from leaktight.engines import inprocess, training
 from leaktight.engines.training import Engine
 from leaktight.fl.federation import Federation
 from leaktight.results.folder import RunFolder, open_run
-from leaktight.results.schema import Round, TrainingSummary
+from leaktight.results.forecast import Forecast, Problem
+from leaktight.results.schema import Plain, Round, TrainingSummary
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,27 @@ class PlannedTraining:
         if resume and out is None and self.onto is not None:
             return self.onto
         return run_path("train", self.config.to_toml(), out, resume=resume)
+
+    @property
+    def facts(self) -> dict[str, Plain]:
+        """Facts about the scenario, for readers."""
+        return federation_facts(self.config, self.federation)
+
+    def forecast(self, workers: int | None = 0) -> Forecast:
+        """The rounds and examples of the run, how long it takes and how much memory, by a short rehearsal."""
+        from leaktight.api.forecast import forecast_training  # not needed for a run
+
+        return forecast_training(self.federation, self.defense_name, self.facts, workers)
+
+    def doubts(self, workers: int | None = 0) -> Sequence[Problem]:
+        """Why the run may not end; empty for a plan that seems short."""
+        from leaktight.api.forecast import doubts_of_training
+
+        return doubts_of_training(self.federation, self.defense_name, workers)
+
+    @property
+    def defense_name(self) -> str:
+        return kind_of(self.config.defense) or "own defense"
 
     def run(
         self,

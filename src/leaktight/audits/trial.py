@@ -234,7 +234,7 @@ def ledger_of(
     """The conditions of a trial's scores. given: the observations that the attack had, one list for each guess."""
     truth = trace.clients[victim].truth
     return Ledger(
-        labels=spec.attack.value.labels_from,
+        labels=spec.attack.labels_from,
         batch_size=max(len(step) for step in truth.steps),
         num_examples=len(truth.examples),
         local_steps=len(truth.steps),

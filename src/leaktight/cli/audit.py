@@ -53,6 +53,7 @@ def command(
     from leaktight.api.audit import plan
     from leaktight.api.runs import parse_workers, require_resumed
     from leaktight.cli.audit_display import announce, print_audit, run_and_print
+    from leaktight.cli.forecast_display import show_forecast, warn
 
     parse_workers(workers)
     require_resumed(resume=resume, retry_failed=retry_failed)
@@ -71,7 +72,10 @@ def command(
     )
     check_possible(gate, planned)
     announce(planned.experiments, planned.facts, Console(stderr=True))
-    if not dry_run:
+    if dry_run:
+        show_forecast(planned.forecast(workers), as_json=as_json)
+    else:
+        warn(planned.doubts(workers))
         summary = run_and_print(
             planned,
             print_audit,

@@ -104,6 +104,7 @@ def command(
     from leaktight.api.inspect import plan
     from leaktight.api.runs import parse_workers
     from leaktight.cli.audit_display import run_and_print
+    from leaktight.cli.forecast_display import show_forecast, warn
     from leaktight.cli.inspect_display import announce, print_inspection
 
     parse_workers(workers)
@@ -127,7 +128,10 @@ def command(
         settings=settings,
     )
     announce(planned.prepared, Console(stderr=True))
-    if not dry_run:
+    if dry_run:
+        show_forecast(planned.forecast(workers), as_json=as_json)
+    else:
+        warn(planned.doubts(workers))
         run_and_print(
             planned,
             print_inspection,

@@ -46,6 +46,7 @@ def command(
     from leaktight.api.train import plan
     from leaktight.cli.console import print_json, say
     from leaktight.cli.display import TrainingDisplay, print_training
+    from leaktight.cli.forecast_display import show_forecast, warn
     from leaktight.data.holdings import text_summary
 
     planned = plan(
@@ -60,7 +61,9 @@ def command(
     errors = Console(stderr=True)
     say(errors, text_summary(planned.dataset, planned.partition))
     if dry_run:
+        show_forecast(planned.forecast(workers), as_json=as_json)
         return
+    warn(planned.doubts(workers))
     path = planned.folder(out, resume=resume)
     try:
         with TrainingDisplay(planned.config.plan.rounds, planned.per_round, errors) as display:

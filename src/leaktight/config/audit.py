@@ -12,10 +12,11 @@ from leaktight.adaptive.auto import LARGE, Auto, Budget
 from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
-from leaktight.attacks.labels.public import PublicImages
-from leaktight.attacks.labels.rules import BiasCorrected, Geng
+from leaktight.attacks.labels.rules import Inferred
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
+from leaktight.audits.requirements import check_requirements
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import ATTACKS, DEFENSES
 from leaktight.config.fields import require_names
@@ -120,9 +121,13 @@ def _fitting(attack: Attack, threat: ThreatModel) -> Attack:
         return attack
     simulates = Knowledge.LOCAL_TRAINING in threat.knows
     if attack.labels is None and attack.wants_labels and Knowledge.LABELS not in threat.knows:
-        informed = PublicImages() if Knowledge.PUBLIC_DATA in threat.knows else Geng()
-        attack = replace(attack, labels=informed if simulates else BiasCorrected())
+        attack = replace(attack, labels=Inferred())
     return attack if simulates else replace(attack, local="one_batch")
+
+
+def must_read(attack: Attack) -> bool:
+    """Whether labels that are not disclosed have to be read for an attack: it needs them, and has no setting for it."""
+    return Knowledge.LABELS in attack.requires and not isinstance(attack, Preset | Matching | Control)
 
 
 def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experiment | None]:
@@ -159,7 +164,13 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     attacks = [each.pinned(onednn=onednn) for each in config.attacks]
     defenses = _entries(config.defenses)
     entries = [
-        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        AttackEntry(
+            name,
+            settings_of(each),
+            each,
+            "control" if isinstance(each, CONTROLS) else "attack",
+            reads_labels=Knowledge.LABELS not in config.threat.knows and must_read(each),
+        )
         for name, each in zip(_names(attacks), attacks, strict=True)
     ]
     adaptable = _adaptable(entries, (config.audit or AuditSettings()).adapted) if adaptive else []
@@ -181,6 +192,7 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
         data_root=data_root(config.data_root),
         helpless=helpless,
     )
+    check_requirements(experiment)
     experiment.attacked_federation(Defense(), 0)  # fails here, not in a worker, if settings do not fit the data
     return experiment
 
@@ -246,6 +258,17 @@ def _names(methods: Sequence[Any]) -> list[str]:
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     """Facts about the scenario, for readers of the results."""
     federation = experiment.federation
+    return {
+        **federation_facts(config, federation),
+        "attacked update": _local_words(experiment.attacked, federation),
+        "local": _local_words(federation.trainer.local, federation),
+        "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
+        "victims": _victims(experiment.settings),
+    }
+
+
+def federation_facts(config: Config, federation: Federation) -> dict[str, Any]:
+    """Facts about data, network and clients, for readers."""
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
         "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
@@ -255,10 +278,6 @@ def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
         f"weights: {config.model.init}, {config.model.mode} mode",
         "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "
         f"{federation.plan.per_round or len(federation.shares)} in a round, {kind_of(config.aggregator)}",
-        "attacked update": _local_words(experiment.attacked, federation),
-        "local": _local_words(federation.trainer.local, federation),
-        "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
-        "victims": _victims(experiment.settings),
     }
 
 

@@ -15,7 +15,7 @@ from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import unable
 from leaktight.attacks.controls import MeanImage, PriorOnly
 from leaktight.audits.plan import AttackEntry, Entry, named
-from leaktight.config.audit import CONTROLS, adapted, is_small
+from leaktight.config.audit import CONTROLS, adapted, is_small, must_read
 from leaktight.config.catalogue import ATTACKS, DATASETS, DEFENSES
 from leaktight.config.names import ENTRIES
 from leaktight.config.settings import model_source
@@ -247,7 +247,13 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
     attacks = [each.pinned(onednn=not is_small(captured.bare)) for each in attacks]
     names = named([kind_of(each) or type(each).__name__ for each in attacks], [settings_of(each) for each in attacks])
     return [
-        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        AttackEntry(
+            name,
+            settings_of(each),
+            each,
+            "control" if isinstance(each, CONTROLS) else "attack",
+            reads_labels=captured.seen.labels is None and must_read(each),
+        )
         for name, each in zip(names, attacks, strict=True)
     ]
 

@@ -17,6 +17,7 @@ from leaktight.audits.blind import LabelDraws, blind_labels
 from leaktight.audits.decoys import DecoyPool, identify
 from leaktight.audits.experiment import Chances
 from leaktight.audits.plan import LABELS_FOUND, AttackEntry, Entry
+from leaktight.audits.requirements import with_labels
 from leaktight.audits.trial import (
     Attempted,
     Finished,
@@ -153,7 +154,7 @@ class Inspection:
         """What the attack of the trial with this id makes of the update."""
         entry = self.by_id[name]
         rng = Rng(self.seed).child("inspect", entry.name).detached()
-        return entry.value.reconstruct([self._shown(entry)], rng=rng)
+        return entry.value.reconstruct([self.shown(entry)], rng=rng)
 
     def _run(self, name: str) -> Attempted:
         entry, found = self.by_id[name], self.guess(name)
@@ -242,18 +243,19 @@ class Inspection:
         masked = with_masks(self.captured.seen) if self.captured.settings.mode == "train" else None
         return self.captured.seen if masked is None else masked
 
-    def _shown(self, entry: AttackEntry) -> Observation:
+    def shown(self, entry: AttackEntry) -> Observation:
         """What an attack is given: no labels if it finds them by itself; a control gets no update."""
         seen = replace(self._read, defense=self.defense.value if self.defense and entry.adaptive else None)
         if entry.role == "control":
             return without_update(seen)
-        return replace(seen, labels=None) if entry.value.labels_from in LABELS_FOUND else seen
+        seen = replace(seen, labels=None) if entry.labels_from in LABELS_FOUND else seen
+        return with_labels(entry, seen, rng=Rng(self.seed).child("inspect", entry.name).detached())
 
     def _ledger(self, entry: AttackEntry, found: Reconstruction) -> Ledger:
         captured, local = self.captured, self.captured.seen.local_training
         steps, count = captured.num_steps, captured.settings.num_examples
         return Ledger(
-            labels=entry.value.labels_from,
+            labels=entry.labels_from,
             batch_size=count if local is None or captured.seen.update.kind == "gradient" else local.batch_size,
             num_examples=count,
             local_steps="unknown" if steps is None else steps,
