@@ -17,6 +17,7 @@ from leaktight.attacks.matching.attack import Matching, MatchingResult
 from leaktight.attacks.matching.sought import Pixels
 from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.optimizer import Layout, Tree, vector
+from leaktight.core.devices import moved
 from leaktight.core.rng import Rng
 from leaktight.core.types import Params
 
@@ -57,7 +58,7 @@ class Equations:
 
     def derivatives(self, point: Tensor) -> Tensor:
         """The derivatives of the residuals (equations, N), by forward differentiation, some columns at once."""
-        columns = torch.eye(len(point), dtype=point.dtype)
+        columns = torch.eye(len(point), dtype=point.dtype, device=point.device)
         result = point.new_empty(len(self.goal), len(point))
         along = vmap(lambda way: jvp(self.values, (point,), (way,))[1])
         for start in range(0, len(point), _TOGETHER):
@@ -180,7 +181,7 @@ def refined(
         return flat(view.guess(variables["images"], labels, view.params, view.buffers, {**view.held, **unknowns}))
 
     start = vector(best.variables)
-    centre, precision = _before(best.variables, likely)
+    centre, precision = moved(_before(best.variables, likely), start.device)
     goal = flat(view.target)
     equations = Equations(values, goal, flat(errors).to(goal), centre, precision)
     solution = solve(equations, start, steps)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import CPU
 from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import Aggregator, Defense, Guard
 from leaktight.core.rng import Rng
@@ -156,6 +157,7 @@ def assemble(
     mode: Mode = "train",
     guard: Guard | None = None,
     consent: Consent = Consent(),
+    device: torch.device = CPU,
     rng: Rng,
 ) -> Federation:
     """Build a federation: give every client its examples, and prepare the model with the defense."""
@@ -171,7 +173,7 @@ def assemble(
         dataset=dataset,
         examples=dataset.train.take(torch.cat(order)),
         shares=shares,
-        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator),
+        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator, device),
         plan=plan,
         rng=rng,
         guard=guard,
