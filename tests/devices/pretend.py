@@ -77,6 +77,8 @@ class Labels:
 
     def put(self, tensor: Tensor, device: torch.device | None) -> None:
         with torch._C.DisableTorchFunction():
+            if device is not None and device.type == "mps" and tensor.dtype in (torch.float64, torch.complex128):
+                raise MixedDevicesError(f"{tensor.dtype} does not exist on {device}")
             storage = _plain(tensor).untyped_storage()
             self.known[storage._cdata] = device, StorageWeakRef(storage)
 
@@ -191,7 +193,7 @@ class _Calls(TorchFunctionMode):
         device = indexed(found.get("device") or before)
         copy = bool(found.get("copy")) or device != before
         result = Tensor.to(tensor, found.get("dtype") or tensor.dtype, copy=copy, memory_format=layout)
-        if device != before:
+        if device != before:  # a change of type comes first
             self.labels.put(result, device)
         return result
 

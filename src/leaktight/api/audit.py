@@ -112,6 +112,8 @@ def plan(
     facts = scenario_facts(resolved, experiment)
     if resolved.production and production:
         facts["production"] = production_fact(resolved.production, production)
+    if resolved.device != "cpu":
+        facts["device"] = resolved.device
     return PlannedAudit(command, resolved, experiment, production, facts, minutes)
 
 
@@ -143,7 +145,7 @@ def audit(
     """Attack every defense in a federated scenario, compare the guesses with controls, and return the summary.
 
     config: a TOML file, a `Config`, or None for the built-in scenario. scenario: keywords instead of a file, or on top
-    of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root; see
+    of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings, data_root, device; see
     `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or "package.module:Class".
     adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense, or "auto":
     5, and 20 or more where 5 do not decide. confidence: the share of victims that "nothing found" has to stay below

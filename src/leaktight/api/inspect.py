@@ -74,7 +74,8 @@ class Capture(TypedDict, total=False):
     mean, std: normalisation of images in [0, 1] before the network. mode: of batch normalisation and dropout, "train"
     (default) or "eval". batch_size: examples behind the update (default 1). labels: if the attacker knows them.
     local: the local training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true
-    images (N, C, H, W) in [0, 1], or a file, for scoring. settings: overrides, "table.key=value".
+    images (N, C, H, W) in [0, 1], or a file, for scoring. settings: overrides, "table.key=value". device: where attacks
+    run, "cpu" (default), "auto", "cuda", "cuda:1" or "mps".
     """
 
     shape: Required[Sequence[int]]
@@ -91,6 +92,7 @@ class Capture(TypedDict, total=False):
     attacks: Sequence[Attack | Method] | Attack | str
     truth: Tensor | Path | str | None
     settings: Sequence[str]
+    device: str
 
 
 def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) -> PlannedInspection:

@@ -36,6 +36,7 @@ def command(
     resume: options.Resume = False,
     retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
+    device: options.Device = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
     fail_on: options.FailOn = None,
@@ -43,7 +44,11 @@ def command(
 ) -> None:
     gate = chosen_gate(fail_on or (), dry_run=dry_run)
     named = {"attack": attack or (), "defense": defense or ()}
-    settings = [*(overrides or ()), *options.asked(trials=trials, confidence=confidence)]
+    settings = [
+        *(overrides or ()),
+        *options.asked(trials=trials, confidence=confidence),
+        *options.on(device),
+    ]
     read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console
 

@@ -69,6 +69,7 @@ def command(
     resume: options.Resume = False,
     retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
+    device: options.Device = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -81,7 +82,7 @@ def command(
         raise UsageError(f"expected --shape C,H,W, got {shape!r}")
     averages, deviations = _numbers(mean, "--mean", float), _numbers(std, "--std", float)
     known = None if labels is None else _numbers(labels, "--labels", int)
-    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
+    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ()), *options.on(device)]
     tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
     check_tables(tables, "leaktight inspect")  # report errors before slow imports
     from rich.console import Console

@@ -31,6 +31,7 @@ def command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes for clients (default: one per core); results do not change.")
     ] = None,
+    device: options.Device = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -39,7 +40,8 @@ def command(
 
     Example: leaktight train --set federation.rounds=50 --set partition.kind=iid
     """
-    read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
+    settings = [*(overrides or ()), *options.on(device)]
+    read_tables(config, settings, named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.train import plan
@@ -47,7 +49,7 @@ def command(
     from leaktight.cli.display import TrainingDisplay, print_training
     from leaktight.data.holdings import text_summary
 
-    planned = plan(config, pooled=centralised, settings=overrides or (), defenses=defense or (), data_root=data_root)
+    planned = plan(config, pooled=centralised, settings=settings, defenses=defense or (), data_root=data_root)
     errors = Console(stderr=True)
     say(errors, text_summary(planned.dataset, planned.partition))
     if dry_run:

@@ -68,6 +68,11 @@ def device_of(tensors: Mapping[str, Tensor]) -> torch.device:
     return next((tensor.device for tensor in tensors.values()), CPU)
 
 
+def for_float64(tensor: Tensor) -> Tensor:
+    """The tensor where it can be made float64: on the CPU if its device has no such numbers (mps)."""
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
+
+
 def moved(value: T, device: torch.device) -> T:
     """A value with all its tensors on a device: tensors, networks, and dataclasses, mappings, lists and tuples of them.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from leaktight.core.devices import CPU, moved, working_on
+from leaktight.core.devices import CPU, for_float64, moved, working_on
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Defense, Report, Step
@@ -247,7 +247,7 @@ def evaluate(
             outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))
             losses = example_losses(trainer.task, outputs, batch.targets)
             correct = correct_examples(trainer.task, outputs, batch.targets)
-            total += Evaluated(len(batch), int(correct.sum()), float(losses.double().sum()))
+            total += Evaluated(len(batch), int(correct.sum()), float(for_float64(losses).double().sum()))
     return total
 
 

@@ -23,6 +23,8 @@ from leaktight.audits.trial import (
     threat_of,
     without_update,
 )
+from leaktight.audits.watching import reconstructed
+from leaktight.core.devices import CPU
 from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
@@ -44,6 +46,7 @@ class Inspection:
     """The attacks on a captured update; the work of a worker process: trial ids in, trials out.
 
     truth: for scoring only. assumed: assumptions about what the user did not state, in words. source: the file's name.
+    device: where attacks and the networks of metrics run.
     """
 
     captured: Captured
@@ -53,6 +56,7 @@ class Inspection:
     source: str
     seed: int
     data_root: Path
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         for entry in self.attacks:
@@ -113,13 +117,13 @@ class Inspection:
     def _run(self, name: str) -> Attempted:
         entry = self.by_id[name]
         rng = Rng(self.seed).child("inspect", entry.name).detached()
-        found = entry.value.reconstruct([self._shown(entry)], rng=rng)
+        found = reconstructed(entry.value, [[self._shown(entry)]], rng=rng, device=self.device)
         labels = self.true_labels
         judged = oracle = None
         if self.truth is not None:
             truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
-            judged = judge(found.guess, truth, self.metrics)
-            oracle = oracle_of(found, truth, judged, self.metrics)
+            judged = judge(found.guess, truth, self.metrics, self.device)
+            oracle = oracle_of(found, truth, judged, self.metrics, self.device)
         ledger = self._ledger(entry, found)
         read = judged is not None and labels is not None and ledger.labels in LABELS_FOUND
         true_path, guess_path = picture_paths(name)

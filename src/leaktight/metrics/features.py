@@ -44,5 +44,5 @@ class FeatureMse(Metric):
 
     @torch.no_grad()
     def __call__(self, guess: Tensor, truth: Tensor) -> Tensor:
-        clamped = (images.to(torch.float32) for images in image_pair(guess, truth))
+        clamped = (images.to(guess.device, torch.float32) for images in image_pair(guess, truth))
         return feature_mse(*(self.extract(images) for images in clamped))
