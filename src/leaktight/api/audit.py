@@ -61,7 +61,7 @@ class PlannedAudit:
 
         workers, retry_failed: as in `leaktight.audit`. call: the command line, to be recorded.
         """
-        executor, processes = parse_workers(workers)
+        executor, processes = parse_workers(workers, self.experiment.federation.most_processes)
         require_resumed(resume=resume, retry_failed=retry_failed)
         with open_run(path, self.config.to_toml(), resume=resume, key=self.config.key) as folder:
             require_unchanged(folder.path)

@@ -45,7 +45,7 @@ class PlannedInspection:
         call: str = "",
     ) -> Summary:
         """Run the missing attacks in the folder `path`, write the report, and return the summary."""
-        executor, _ = parse_workers(workers)
+        executor, _ = parse_workers(workers, self.prepared.inspection.most_processes)
         require_resumed(resume=resume, retry_failed=retry_failed)
         with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
             require_unchanged(folder.path)

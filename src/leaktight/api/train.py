@@ -70,7 +70,7 @@ class PlannedTraining:
                 folder,
                 engine=_ENGINES[engine](folder),
                 defense_kind=kind_of(self.config.defense) or "",
-                workers=workers,
+                workers=self.federation.most_processes if workers is None else workers,
                 after_round=after_round,
                 after_client=after_client,
                 keep=self.config.plan.keep_checkpoints,

@@ -37,13 +37,19 @@ def chosen_device(name: str) -> torch.device:
     if name == "auto":
         return next((torch.device(kind, 0) for kind in _ACCELERATORS if _count(kind)), CPU)
     kind, _, number = name.partition(":")
-    if kind not in ("cpu", *_ACCELERATORS) or (":" in name and (kind == "cpu" or not (number.isascii() and number.isdigit()))):
+    numbered = number.isascii() and number.isdigit() and kind != "cpu"
+    if kind not in ("cpu", *_ACCELERATORS) or (":" in name and not numbered):
         raise UsageError(f"expected as device {CHOICES}, got {name!r}; use --device cpu")
-    if kind != "cpu" and not _count(kind):
-        raise UsageError(f"expected a device of this machine, got {name!r}: {kind} is not available here; use --device cpu")
-    if number and int(number) >= _count(kind):
-        numbers = f"0 to {_count(kind) - 1}" if _count(kind) > 1 else "0"
-        raise UsageError(f"expected a device of this machine, got {name!r}: {kind} has number {numbers}; use --device {kind}")
+    here = 1 if kind == "cpu" else _count(kind)
+    if not here:
+        raise UsageError(
+            f"expected a device of this machine, got {name!r}: {kind} is not available here; use --device cpu"
+        )
+    if number and int(number) >= here:
+        numbers = f"the numbers 0 to {here - 1}" if here > 1 else "the number 0"
+        raise UsageError(
+            f"expected a device of this machine, got {name!r}: {kind} has {numbers}; use --device {kind}"
+        )
     return CPU if kind == "cpu" else torch.device(kind, int(number or 0))
 
 

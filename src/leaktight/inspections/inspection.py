@@ -24,7 +24,7 @@ from leaktight.audits.trial import (
     without_update,
 )
 from leaktight.audits.watching import reconstructed
-from leaktight.core.devices import CPU
+from leaktight.core.devices import CPU, moved, working_on
 from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.rng import Rng
@@ -33,9 +33,10 @@ from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.inspections.captured import Captured
 from leaktight.inspections.files import TrueExamples
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics
-from leaktight.models.surgery import has_batch_norm
+from leaktight.models.surgery import has_batch_norm, mode_of, working_bytes
 from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
+from leaktight.runtime.memory import processes_on
 
 CAPTURED = "captured update"
 METRICS = ("psnr", "mse", "ssim", "lpips_alex")
@@ -61,6 +62,17 @@ class Inspection:
     def __post_init__(self) -> None:
         for entry in self.attacks:
             require_inputs(entry.name, entry.value.takes, self.captured.seen.inputs)
+
+    @property
+    def most_processes(self) -> int | None:
+        """How many worker processes the device has memory for; None on the CPU: one for every core."""
+        if self.device.type == "cpu":
+            return None
+        seen = moved(self.captured.seen, self.device)
+        params, buffers = seen.broadcast.params, seen.broadcast.buffers
+        inputs = seen.inputs.blank(seen.batch_size or 1, next(iter(params.values())))
+        with mode_of(seen.model, seen.mode or "train"), working_on(self.device):
+            return processes_on(self.device, working_bytes(seen.model, params, buffers, inputs))
 
     @cached_property
     def metrics(self) -> BuiltMetrics:

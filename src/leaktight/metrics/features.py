@@ -24,7 +24,7 @@ def feature_mse(guess_features: Tensor, truth_features: Tensor) -> Tensor:
             "expected features (N, ...) of the same shape twice, "
             f"got {tuple(guess_features.shape)} and {tuple(truth_features.shape)}"
         )
-    gap = guess_features.detach().to("cpu", torch.float64) - truth_features.detach().to("cpu", torch.float64)
+    gap = guess_features.detach().cpu().double() - truth_features.detach().cpu().double()
     return gap.square().flatten(1).mean(1)
 
 

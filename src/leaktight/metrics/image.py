@@ -31,7 +31,7 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
 
 def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
     """Images as detached float64 on the CPU."""
-    images = Images.checked(images).detach().to("cpu", torch.float64)
+    images = Images.checked(images).detach().cpu().double()
     return images.clamp(0, 1) if clamp else images
 
 

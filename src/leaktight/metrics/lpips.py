@@ -144,7 +144,7 @@ class Lpips(Metric):
         network = moved(self._network, guess.device)
         inputs = [moved(self._inputs(images), guess.device) for images in image_pair(guess, truth)]
         pairs = zip(*(images.split(_CHUNK) for images in inputs), strict=True)
-        return torch.cat([self._distance(network, *pair) for pair in pairs]).to("cpu", torch.float64)
+        return torch.cat([self._distance(network, *pair) for pair in pairs]).cpu().double()
 
     @cached_property
     def _network(self) -> _Network:

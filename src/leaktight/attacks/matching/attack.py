@@ -30,7 +30,7 @@ from leaktight.attacks.matching.orders import Order, candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
 from leaktight.attacks.matching.slopes import Slopes, with_slopes
 from leaktight.attacks.matching.sought import Pixels, Sought
-from leaktight.attacks.matching.spread import Parallel, Workload, choose
+from leaktight.attacks.matching.spread import Parallel, Workload, choose, groups_of
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
 from leaktight.attacks.optimizers.compile import Backend
 from leaktight.attacks.optimizers.descent import Adam
@@ -212,8 +212,7 @@ class Matching(Attack):
         """Run all restarts, here or in processes."""
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
-        numbers = range(self.restarts)
-        groups = [[number] for number in numbers] if way == "processes" and load.separable else [list(numbers)]
+        groups = groups_of(load, evidence, way)
         jobs = [_Job(self, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
         return _joined(run_all(_run, jobs, workers=workers, on_message=_best_of_all(progress, len(jobs))))
 
