@@ -79,7 +79,7 @@ class _Operations(TorchDispatchMode):
     """Checks the devices of every operation, those of backward passes included, and labels what it returns."""
 
     def __init__(self, labels: Labels) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.labels = labels
 
     def __torch_dispatch__(
@@ -87,10 +87,8 @@ class _Operations(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if func in _ANYWHERE:
-            device = self.labels.of(given[0]) if given else None
-        else:
-            device = self._common(func, args, given)
+        counted = given[:1] if func in _ANYWHERE else given
+        device = self._common(func, args, counted)
         if device is not None and device.type in _ACCELERATORS and torch.Tag.nondeterministic_seeded in func.tags:
             raise WrongDeviceError(f"{func} draws random numbers on {device}; draw on the CPU, then move")
         result = func(*args, **kwargs)
@@ -143,7 +141,7 @@ class _Calls(TorchFunctionMode):
             return self._to(args[0], CPU)
         if func in (Tensor.numpy, Tensor.__array__) and self._device(args[0]) != CPU:
             raise WrongDeviceError(f"NumPy cannot read a tensor on {self._device(args[0])}; use .cpu() first")
-        if func == Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == Tensor.device.__get__:
             return self._device(args[0])
         for kind in ("cpu", *_ACCELERATORS):
             if func == getattr(Tensor, f"is_{kind}").__get__:

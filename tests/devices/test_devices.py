@@ -1,4 +1,4 @@
-"""Where work runs: the choice of a device, moves, random layers, memory; and that the pretended device finds defects."""
+"""Where work runs: the choice of a device, moves, random layers, memory; the pretended device finds defects."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ import leaktight as lt
 from leaktight.attacks.matching.spread import Workload, bytes_of, choose, groups_of
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.audits.watching import reconstructed
+from leaktight.config.catalogue import MODELS
 from leaktight.core import devices
 from leaktight.core.devices import chosen_device, device_of, for_float64, free_memory, moved, working_on
 from leaktight.core.errors import UsageError
+from leaktight.core.inputs import Images
 from leaktight.core.protocols import Defense, Report
 from leaktight.core.rng import Rng, global_seed, secret_model
-from leaktight.core.types import Batch, State, Update
+from leaktight.core.tasks import WordRecognition
+from leaktight.core.tensors import buffers_of, parameters_of
+from leaktight.core.training import LocalTraining
+from leaktight.core.types import Batch, Examples, State, Update
+from leaktight.fl.local import Trainer, evaluate, loss_and_gradient
+from leaktight.models.crnn import Crnn
+from leaktight.models.initialise import build_model
 from leaktight.runtime import memory
 from leaktight.runtime.memory import fitting, processes_on
 from leaktight.runtime.processes import available_cores
@@ -61,7 +69,12 @@ def test_another_name_is_an_error_that_lists_them(name: str, two_gpus: None) -> 
 
 
 def test_a_device_has_its_number(two_gpus: None) -> None:
-    assert [str(chosen_device(name)) for name in ("auto", "cpu", "cuda", "cuda:1")] == ["cuda:0", "cpu", "cuda:0", "cuda:1"]
+    assert [str(chosen_device(name)) for name in ("auto", "cpu", "cuda", "cuda:1")] == [
+        "cuda:0",
+        "cpu",
+        "cuda:0",
+        "cuda:1",
+    ]
     with pytest.raises(UsageError, match="got 'cuda:2': cuda has the numbers 0 to 1; use --device cuda"):
         chosen_device("cuda:2")
 
@@ -69,7 +82,7 @@ def test_a_device_has_its_number(two_gpus: None) -> None:
 @pytest.mark.parametrize("command", ["audit", "tradeoff", "train"])
 def test_the_command_line_says_so_before_any_work(command: str, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_count", lambda kind: 0)
-    code, out, errors = here(command, "--device", "cuda", "--dry-run")
+    code, _, errors = here(command, "--device", "cuda", "--dry-run")
     assert code == 2
     assert "cuda is not available here; use --device cpu" in errors
     assert here(command, "--device", "auto", "--dry-run")[0] == 0
@@ -147,6 +160,8 @@ def test_a_value_is_moved_once_with_all_that_it_holds_and_stays_as_it_was() -> N
         assert there[0] is there[1][0]
         one = there[0]
         held = [*one.model.parameters(), *one.broadcast.params.values(), *one.update.tensors.values()]
+        assert one.labels is not None
+        assert one.public_data is not None
         assert {each.device for each in (*held, one.labels, one.public_data.inputs)} == {CUDA}
         assert device_of(seen.broadcast.params) == device_of(dict(seen.model.named_parameters())) == CPU
         assert type(one) is type(seen)
@@ -196,10 +211,27 @@ def test_float64_is_computed_where_it_exists() -> None:
             moved(torch.ones(1), torch.device("mps:0")).double()
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_words_are_recognised_on_a_device(twice: bool) -> None:
+    model = build_model(Crnn(units=8, width=4), Images(3, 32, 40), 36, rng=replayed(0)).eval()
+    words = torch.tensor([[3, 7, -1], [5, -1, -1]])
+    given = Trainer(model, LocalTraining(), WordRecognition(), mode="eval"), parameters_of(model), buffers_of(model)
+    batch = Batch(torch.rand(2, 3, 32, 40, generator=replayed(0).public()), words)
+    expected = loss_and_gradient(*given, batch, create_graph=twice)
+    with pretending():
+        loss, gradient = loss_and_gradient(*moved((*given, batch), CUDA), create_graph=twice)
+        assert {loss.device, *(each.device for each in gradient.values())} == {CUDA}
+        assert evaluate(*given, Examples((batch.inputs * 255).byte(), words), device=CUDA).num_examples == 2
+    assert torch.equal(loss, expected[0])
+    assert all(torch.equal(each, expected[1][name]) for name, each in gradient.items())
+
+
 # ------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize(("free", "each", "expected"), [(1000, 100, 8), (1000, 300, 2), (1000, 5000, 1), (10**6, 1, 12)])
+@pytest.mark.parametrize(
+    ("free", "each", "expected"), [(1000, 100, 8), (1000, 300, 2), (1000, 5000, 1), (10**6, 1, 12)]
+)
 def test_work_fits_into_free_memory(free: int, each: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
     assert free_memory(CUDA) == free
@@ -246,7 +278,7 @@ def test_lanes_are_as_many_as_the_device_holds(monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(memory, "free_memory", lambda device, free=free: free)
             groups = groups_of(load, evidence, "vmap")
             assert [len(group) for group in groups] == expected
-            assert sum(groups, []) == list(range(6))
+            assert [number for group in groups for number in group] == list(range(6))
         assert groups_of(Workload(6, 2, True, False), evidence, "vmap") == [list(range(6))]
 
 
@@ -264,6 +296,7 @@ def test_guesses_do_not_depend_on_how_many_lanes_fit(monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------------------------------------------- the pretended device
 
 
+EARLIER = torch.ones(3)
 CARELESS: Mapping[str, Callable[[Tensor], object]] = {
     "a factory without a device": lambda there: there + torch.zeros(3),
     "a matrix on the CPU": lambda there: there @ torch.eye(3),
@@ -277,7 +310,6 @@ CARELESS: Mapping[str, Callable[[Tensor], object]] = {
     "a generator of the CPU": lambda there: torch.rand(3, device=there.device, generator=replayed(0).public()),
     "a derivative": lambda there: torch.func.grad(lambda x: (x * torch.ones(3)).sum())(there),
 }
-EARLIER = torch.ones(3)
 FINE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "a number": lambda there: 2 * there + torch.tensor(1.0),
     "what follows the device": lambda there: there + torch.zeros(3, device=there.device) + torch.ones_like(there),
@@ -321,10 +353,12 @@ def test_a_careless_defense_is_found_in_its_round(two_gpus: None, tmp_path: Path
 # ------------------------------------------------------------------------------------------------- fake tensors
 
 
-def test_traced_graphs_are_on_one_device() -> None:
+def test_traced_graphs_and_all_networks_stay_on_one_device() -> None:
     """With PyTorch's own fake tensors, on a registered device; in a process of its own, as that cannot be undone."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("fake.py"))], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == {"first order": ["pretend:0"], "lbfgs": ["pretend:0"], "vmap": ["pretend:0"]}
+    found = json.loads(done.stdout)
+    assert set(found) == {"first order", "vmap", "lbfgs", *MODELS} - {"crnn"}
+    assert all(each == ["pretend:0"] for each in found.values()), found

@@ -190,9 +190,9 @@ def extractor(model: nn.Module, params: Params, buffers: Params) -> Extract | No
         return None
 
     def extract(images: Tensor) -> Tensor:
-        network, *tensors = moved((model, params, buffers), images.device)
+        network, weights, statistics = moved((model, params, buffers), images.device)
         with torch.no_grad(), mode_of(network, "eval"), global_seed(Rng(0).child("features")):
-            return representation(network, *tensors, images)
+            return representation(network, weights, statistics, images)
 
     return extract
 

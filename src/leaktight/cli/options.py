@@ -62,7 +62,9 @@ Workers: TypeAlias = Annotated[
 ]
 Device: TypeAlias = Annotated[
     str | None,
-    typer.Option("--device", metavar="auto|cpu|cuda|mps", help="Where models and attacks run (default: cpu); also cuda:1."),
+    typer.Option(
+        "--device", metavar="auto|cpu|cuda|mps", help="Where models and attacks run (default: cpu); also cuda:1."
+    ),
 ]
 DataRoot: TypeAlias = Annotated[
     Path | None,

@@ -47,9 +47,7 @@ def chosen_device(name: str) -> torch.device:
         )
     if number and int(number) >= here:
         numbers = f"the numbers 0 to {here - 1}" if here > 1 else "the number 0"
-        raise UsageError(
-            f"expected a device of this machine, got {name!r}: {kind} has {numbers}; use --device {kind}"
-        )
+        raise UsageError(f"expected a device of this machine, got {name!r}: {kind} has {numbers}; use --device {kind}")
     return CPU if kind == "cpu" else torch.device(kind, int(number or 0))
 
 

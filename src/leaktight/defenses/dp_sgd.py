@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.devices import for_float64
+from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
 from leaktight.core.secret import released

@@ -6,7 +6,6 @@ scores (N,), computed on the CPU in float64 without gradient. A guess with a NaN
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError

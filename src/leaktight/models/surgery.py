@@ -104,7 +104,7 @@ def layer_inputs(
 
 
 def working_bytes(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> int:
-    """About the most memory of a gradient and of its own derivative: what a pass keeps, and copies of the parameters."""
+    """About the most memory of a gradient and its derivative: what a pass keeps, and copies of the parameters."""
     kept = 0
 
     def count(tensor: Tensor) -> Tensor:

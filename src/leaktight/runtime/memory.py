@@ -18,5 +18,5 @@ def fitting(device: torch.device, each: int, most: int) -> int:
 
 
 def processes_on(device: torch.device, each: int) -> int | None:
-    """The number of worker processes whose work takes `each` bytes of the device; None on the CPU: one for every core."""
+    """How many worker processes of `each` bytes of work a device holds; None on the CPU: one for every core."""
     return None if device.type == "cpu" else fitting(device, _CONTEXT + each, available_cores())
