@@ -27,6 +27,7 @@ from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.presets.preset import Preset
+from leaktight.core.devices import device_of, moved
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Inputs
@@ -143,6 +144,7 @@ class Auto(Attack):
             given = seen if attack.joins_rounds else seen[-1:]
             try:
                 guess = attack.reconstruct(given, rng=rng.child("member", name), progress=progress)
+                guess = moved(guess, device_of(first.update.tensors))
                 weighed = weigh(name, guess, seen, knows=isinstance(attack, Knowing))
             except LeaktightError as error:
                 raise_fault(error)

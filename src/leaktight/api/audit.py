@@ -89,7 +89,7 @@ class PlannedAudit:
 
         workers, retry_failed: as in `leaktight.audit`. call: the command line, to be recorded.
         """
-        executor, processes = parse_workers(workers)
+        executor, processes = parse_workers(workers, self.experiment.federation.most_processes)
         require_resumed(resume=resume, retry_failed=retry_failed)
         call = call or f"leaktight.{self.command}() in Python"
         fits = partial(require_room, self.experiments)
@@ -153,6 +153,8 @@ def plan(
     facts = scenario_facts(resolved, experiment)
     if resolved.production and production:
         facts["production"] = production_fact(resolved.production, production)
+    if resolved.device != "cpu":
+        facts["device"] = resolved.device
     return PlannedAudit(command, resolved, experiment, production, facts, minutes, onto)
 
 
@@ -193,7 +195,7 @@ def audit(
 
     config: a TOML file, "recipe:NAME", a `Config`, or None for the built-in scenario. scenario: keywords instead of a
     file, or on top of it: model, data, partition, local, federation, threat, attacks, defenses, seed, settings,
-    data_root; see `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or
+    data_root, device; see `leaktight.api.scenario.Scenario`. Methods are objects, kinds of the catalogue, or
     "package.module:Class".
     adaptive: also attack each defense with knowledge of it. trials: victims for each attack on each defense, or "auto":
     5, and 20 or more where 5 do not decide. confidence: the share of victims that "nothing found" has to stay below

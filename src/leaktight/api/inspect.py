@@ -59,7 +59,7 @@ class PlannedInspection:
         call: str = "",
     ) -> Summary:
         """Run the missing attacks in the folder `path`, write the report, and return the summary."""
-        executor, _ = parse_workers(workers)
+        executor, _ = parse_workers(workers, self.prepared.inspection.most_processes)
         require_resumed(resume=resume, retry_failed=retry_failed)
         call = call or "leaktight.inspect() in Python"
         grow = growing(check_inspection, call, tell=(watcher or Watcher()).grows)
@@ -92,7 +92,8 @@ class Capture(TypedDict, total=False):
     local: the local training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true
     images (N, C, H, W) in [0, 1], or a file, for scoring. decoys: images like these, to compare guesses with: a tensor,
     a file, a folder or a data set. defenses: what the client did to the update, which the attacker then knows; objects
-    or kinds. settings: overrides, "table.key=value".
+    or kinds. settings: overrides, "table.key=value". device: where attacks run, "cpu" (default),
+    "auto", "cuda", "cuda:1" or "mps".
     """
 
     shape: Required[Sequence[int]]
@@ -111,6 +112,7 @@ class Capture(TypedDict, total=False):
     decoys: Tensor | Path | str | None
     defenses: Sequence[Defense | Method] | Defense | str
     settings: Sequence[str]
+    device: str
 
 
 def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) -> PlannedInspection:

@@ -91,13 +91,14 @@ def require_resumed(*, resume: bool, retry_failed: bool) -> None:
         raise UsageError("--retry-failed repeats trials of an earlier run; add --resume")
 
 
-def parse_workers(workers: int | str | None) -> tuple[Executor, int | None]:
+def parse_workers(workers: int | str | None, most: int | None = None) -> tuple[Executor, int | None]:
     """The executor of trials and the number of training processes (None: one per core) for an option `workers`.
 
-    workers: a number of processes (0: this one), None for one per core, "ray", or "ray://host:port".
+    workers: a number of processes (0: this one), None for `most`, "ray", or "ray://host:port". most: None for one per
+    core.
     """
     if workers is None:
-        return Processes(preload=PRELOAD), None
+        return Processes(most, PRELOAD), most
     text = str(workers)
     if text == "ray" or text.startswith("ray://"):
         return Ray(None if text == "ray" else text), None

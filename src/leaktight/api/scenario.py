@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from leaktight.config.catalogue import ATTACKS, DEFENSES
 from leaktight.config.settings import Config, load_config
 from leaktight.config.tables import Table, as_list
 from leaktight.config.toml import choose_all
+from leaktight.core.devices import chosen_device
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.threat import ThreatModel
@@ -45,6 +46,7 @@ class Scenario(TypedDict, total=False):
     (`leaktight list threats`).
     defenses: objects or kinds; an audit tries each, training stacks them. attacks: objects or kinds.
     seed: of all randomness that is not secret. settings: overrides, "table.key=value". data_root: folder of data sets.
+    device: where models, attacks and metrics run, "cpu" (default), "auto", "cuda", "cuda:1" or "mps".
     """
 
     model: nn.Module | ModelSource | Method
@@ -58,6 +60,7 @@ class Scenario(TypedDict, total=False):
     seed: int
     settings: Sequence[str]
     data_root: Path | str | None
+    device: str
 
 
 TABLES = ("model", "data", "partition", "local", "federation", "threat", "seed")
@@ -84,11 +87,11 @@ def configure(source: Source, options: Mapping[str, object], *, scenario: str = 
         path = None if source is None else Path(source)
         texts = [str(each) for each in settings]
         config = load_config(path, texts, given=given, defenses=defenses, attacks=attacks, scenario=scenario)
-    root = options.get("data_root")
-    if root is None:
-        return config
-    production = config.production and replace(config.production, data_root=Path(str(root)))
-    return replace(config, data_root=Path(str(root)), production=production)
+    changes: dict[str, Any] = {"device": str(chosen_device(str(options.get("device", config.device))))}
+    if (root := options.get("data_root")) is not None:
+        changes["data_root"] = Path(str(root))
+    production = config.production and replace(config.production, **changes)
+    return replace(config, **changes, production=production)
 
 
 def require_keywords(given: Iterable[str], known: type) -> None:

@@ -101,7 +101,7 @@ class PlannedTraining:
                 engine=_ENGINES[engine](folder),
                 defense_kind=kind_of(self.config.defense) or "",
                 defense_settings=settings_of(self.config.defense),
-                workers=workers,
+                workers=self.federation.most_processes if workers is None else workers,
                 after_round=after_round,
                 after_client=after_client,
                 keep=self.config.plan.keep_checkpoints,

@@ -191,7 +191,8 @@ class TrialRunner:
         members = [victim] if threat.sees == "client" else sorted(trace.clients)
         truth = truth_of(played.counted, members)
         metrics = self.metrics_on(scene.federation.trainer.model, server.params, server.buffers)
-        judged = best_of([judge(each.guess, truth, metrics) for each in found])
+        device = scene.federation.setup.device
+        judged = best_of([judge(each.guess, truth, metrics, device) for each in found])
         true, guess = picture_paths(spec.id)
         outcome = TrialOutcome(
             ledger=ledger_of(experiment, spec, trace, victim, threat, found[0], played.given),
@@ -206,7 +207,7 @@ class TrialRunner:
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
             certificate=proof_of(found[0]),
             chosen=found[0].notes.get("chosen"),
-            oracle=oracle_of(found[0], truth, judged, metrics),
+            oracle=oracle_of(found[0], truth, judged, metrics, federation.setup.device),
             **self._against_chance(spec, played, members, judged, found[0].labels),
         )
         return outcome, {true: judged.truth, guess: judged.guess}
@@ -219,14 +220,16 @@ class TrialRunner:
         They work on copies: what they write reaches neither the judge nor other trials. progress: see
         `Attack.reconstruct`; it is told of a single guess only.
         """
-        attack = spec.attack.value
+        attack, device = spec.attack.value, self.experiment.federation.setup.device
         rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
         if spec.attack.role == "attack":
-            return [reconstructed(attack, deepcopy(given), rng=rng, progress=progress)]
+            return [reconstructed(attack, deepcopy(given), rng=rng, device=device, progress=progress)]
         blind = [[without_update(each) for each in seen] for seen in deepcopy(given)]
         draws = attack.draws if isinstance(attack, Control) else 1
         return [
-            reconstructed(attack, blind, rng=rng.child("draw", number) if number else rng, progress=progress)
+            reconstructed(
+                attack, blind, rng=rng.child("draw", number) if number else rng, device=device, progress=progress
+            )
             for number in range(draws)
         ]
 

@@ -151,4 +151,5 @@ def _first_accuracy(federation: Federation) -> float | None:
     if federation.server.scores_on is not None:
         return None
     state = federation.first_state().server
-    return evaluate(federation.trainer, state.params, state.buffers, federation.dataset.test).accuracy
+    setup, test = federation.setup, federation.dataset.test
+    return evaluate(setup.trainer, state.params, state.buffers, test, device=setup.device).accuracy

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
+from leaktight.core.devices import CPU, moved
 from leaktight.core.errors import LeaktightError, MachineError, ModelError
 from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Images
@@ -106,18 +107,19 @@ def _first(message: object) -> str:
     return (str(message) or "no message").splitlines()[0]
 
 
-def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
+def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics, device: torch.device = CPU) -> Judged:
     """Match guesses to true examples once, then score them.
 
     Guesses beyond the number of examples are cut first, in the attack's own order. A guess with an infinite pixel has
-    no score, like one with a NaN.
+    no score, like one with a NaN. device: where the networks of metrics run.
     """
     guesses = len(guess)
     shown = guess.inputs[: len(truth)].nan_to_num(*[torch.nan] * 3)
     guess = Batch(shown, guess.targets[: len(truth)])
     aligned = align(guess.inputs, truth.inputs, match(guess.inputs, truth.inputs))
+    pair = moved((aligned, truth.inputs), device)
     scores: dict[str, tuple[float | None, ...] | None] = {
-        name: tuple(metric(aligned, truth.inputs).tolist()) for name, metric in metrics.metrics.items()
+        name: tuple(metric(*pair).tolist()) for name, metric in metrics.metrics.items()
     }
     height, width = truth.inputs.shape[-2:]
     return Judged(
@@ -134,11 +136,13 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
     )
 
 
-def oracle_of(found: Reconstruction, truth: Batch, chosen: Judged, metrics: BuiltMetrics) -> Oracle | None:
+def oracle_of(
+    found: Reconstruction, truth: Batch, chosen: Judged, metrics: BuiltMetrics, device: torch.device = CPU
+) -> Oracle | None:
     """The best guess of an ensemble by its mean PSNR; None if the attack is none."""
     if "chosen" not in found.notes:
         return None
-    guesses = {name: judge(guess, truth, metrics) for name, guess in found.others.items()}
+    guesses = {name: judge(guess, truth, metrics, device) for name, guess in found.others.items()}
     means = {
         name: {metric: mean(scores or ()) for metric, scores in each.scores.items()}
         for name, each in {str(found.notes["chosen"]): chosen, **guesses}.items()
@@ -193,8 +197,9 @@ def extractor(model: nn.Module, params: Params, buffers: Params) -> Extract | No
         return None
 
     def extract(images: Tensor) -> Tensor:
-        with torch.no_grad(), mode_of(model, "eval"), global_seed(Rng(0).child("features")):
-            return representation(model, params, buffers, images)
+        network, weights, statistics = moved((model, params, buffers), images.device)
+        with torch.no_grad(), mode_of(network, "eval"), global_seed(Rng(0).child("features")):
+            return representation(network, weights, statistics, images)
 
     return extract
 

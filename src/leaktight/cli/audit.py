@@ -36,6 +36,7 @@ def command(
     resume: options.Resume = False,
     retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
+    device: options.Device = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
     fail_on: options.FailOn = None,
@@ -45,7 +46,7 @@ def command(
     named = {"attack": attack or (), "defense": defense or ()}
     asked = {"trials": trials, "confidence": confidence}
     based = resume and config is None  # on the settings of the run
-    settings = [*(overrides or ()), *(() if based else options.asked(**asked))]
+    settings = [*(overrides or ()), *(() if based else options.asked(**asked)), *options.on(device)]
     if not based:
         read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console

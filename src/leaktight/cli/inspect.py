@@ -84,6 +84,7 @@ def command(
     resume: options.Resume = False,
     retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
+    device: options.Device = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -94,7 +95,7 @@ def command(
     sizes = checked_shape(_numbers(shape, "--shape", int))
     averages, deviations = _numbers(mean, "--mean", float), _numbers(std, "--std", float)
     known = None if labels is None else _classes(labels)
-    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
+    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ()), *options.on(device)]
     tables = overridden(
         {"model": {"kind": model}, "local": {}}, settings, {"attack": attack or (), "defense": defense or ()}
     )

@@ -65,6 +65,12 @@ Workers: TypeAlias = Annotated[
     str | None,
     typer.Option("--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core; 0: this one)."),
 ]
+Device: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="auto|cpu|cuda|mps", help="Where models and attacks run (default: cpu); also cuda:1."
+    ),
+]
 DataRoot: TypeAlias = Annotated[
     Path | None,
     typer.Option("--data-root", help="Folder of downloaded data sets (default: $LEAKTIGHT_DATA or a user cache)."),
@@ -101,6 +107,15 @@ def numbers(texts: Mapping[str, str | None]) -> dict[str, Any]:
     """
     given = {name: number(text) for name, text in texts.items() if text is not None}
     return {name: int(each) if isinstance(each, float) and each.is_integer() else each for name, each in given.items()}
+
+
+def on(device: str | None) -> list[str]:
+    """The option `--device` as an override.
+
+    >>> on("cuda:1"), on(None)
+    (['device=cuda:1'], [])
+    """
+    return [] if device is None else [f"device={device}"]
 
 
 def asked(**settings: str | None) -> list[str]:

@@ -31,6 +31,7 @@ def command(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes for clients (default: one per core); results do not change.")
     ] = None,
+    device: options.Device = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -39,8 +40,9 @@ def command(
 
     Example: leaktight train --set federation.rounds=50 --set partition.kind=iid
     """
+    settings = [*(overrides or ()), *options.on(device)]
     if config is not None or not resume:  # a resumed run has settings of its own
-        read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
+        read_tables(config, settings, named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.train import plan
@@ -54,7 +56,7 @@ def command(
         pooled=centralised,
         out=out,
         resume=resume,
-        settings=overrides or (),
+        settings=settings,
         defenses=defense or (),
         data_root=data_root,
     )

@@ -21,6 +21,7 @@ from leaktight.config.names import ENTRIES
 from leaktight.config.settings import model_source
 from leaktight.config.tables import Table, as_list, overridden
 from leaktight.config.toml import build, checked, choose, choose_all, kind_of, settings_of, table_of
+from leaktight.core.devices import CPU, chosen_device
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
 from leaktight.core.protocols import Defense
@@ -39,7 +40,7 @@ from leaktight.models.surgery import has_batch_norm
 from leaktight.report.words import counted
 
 WHERE = "inspect"
-TABLES = ("seed", "model", "local", "attack", "defense")
+TABLES = ("seed", "device", "model", "local", "attack", "defense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class CaptureRequest:
     decoys: Tensor | Path | str | None = None
     defenses: object = ()
     settings: Sequence[str] = ()
+    device: str = "cpu"
 
     @property
     def model_name(self) -> str:
@@ -122,6 +124,7 @@ def prepare(request: CaptureRequest) -> Prepared:
         source=change.path.name,
         seed=checked(int, tables["seed"], WHERE, "seed"),
         data_root=data_root(None),
+        device=chosen_device(checked(str, tables["device"], WHERE, "device")),
     )
     record = tomli_w.dumps(_record(request, inspection, before, change, kind))
     return Prepared(inspection, record, _facts(request, inspection, before, change, kind))
@@ -147,7 +150,7 @@ def _change(request: CaptureRequest) -> Tensors:
 
 def _tables(request: CaptureRequest) -> dict[str, object]:
     model = {"kind": request.model} if isinstance(request.model, str) else request.model
-    base = {"seed": 0, "model": model, "local": request.local}
+    base = {"seed": 0, "device": request.device, "model": model, "local": request.local}
     tables = overridden(
         base, request.settings, {"attack": as_list(request.attacks), "defense": as_list(request.defenses)}
     )
@@ -282,6 +285,7 @@ def _record(
     }
     return {
         "seed": inspection.seed,
+        **({} if inspection.device == CPU else {"device": str(inspection.device)}),
         "inspect": asked,
         "model": table_of(settings.model),
         **({} if settings.local is None else {"local": table_of(settings.local)}),
@@ -324,6 +328,7 @@ def _facts(
         "labels": "given" if settings.labels is not None else "not given",
         "truth": "not given" if request.truth is None else _place(request.truth),
         **_further_facts(request, inspection),
+        **({} if inspection.device == CPU else {"device": str(inspection.device)}),
     }
 
 

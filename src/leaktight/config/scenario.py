@@ -6,6 +6,7 @@ import secrets
 from dataclasses import replace
 
 from leaktight.config.settings import Config
+from leaktight.core.devices import chosen_device
 from leaktight.core.errors import DataError
 from leaktight.core.keys import KEY_BYTES
 from leaktight.core.rng import Rng
@@ -45,6 +46,7 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
         mode=config.model.mode,
         guard=config.guard,
         consent=config.consent,
+        device=chosen_device(config.device),
         rng=rng.child("federation"),
     )
 

@@ -58,6 +58,7 @@ class Config:
     consent: conditions of clients beyond the plan, `[consent]`. key: the secret key of an experiment to replay,
     `secret_seed`; None for a random one. It is not part of the TOML record; only the run's folder has it.
     production: the configuration of an audit's production track, `[production]`.
+    device: where models, attacks and metrics run: "auto", "cpu", "cuda", "cuda:1" or "mps".
     """
 
     seed: int
@@ -77,6 +78,7 @@ class Config:
     consent: Consent = Consent()
     key: bytes | None = field(default=None, repr=False)
     production: Config | None = None
+    device: str = "cpu"
 
     @property
     def defense(self) -> Defense:
@@ -86,7 +88,8 @@ class Config:
     def to_toml(self) -> str:
         """The configuration as TOML, defaults included; loading it gives the same configuration."""
         production = {"production": self.production.tables()} if self.production else {}
-        return tomli_w.dumps({"seed": self.seed, **self.tables(), **production})
+        device = {} if self.device == "cpu" else {"device": self.device}
+        return tomli_w.dumps({"seed": self.seed, **device, **self.tables(), **production})
 
     def tables(self) -> dict[str, object]:
         """The tables of the configuration as plain values, without those of the production track."""
@@ -166,6 +169,7 @@ def _resolve(tables: Table, where: str) -> Config:
         guard=made(BroadcastGuard, tables["guard"], where, "guard") if "guard" in tables else None,
         consent=made(Consent, tables.get("consent", {}), where, "consent"),
         key=_key(tables["secret_seed"], where) if "secret_seed" in tables else None,
+        device=checked(str, tables.get("device", "cpu"), where, "device"),
     )
 
 

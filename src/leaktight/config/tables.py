@@ -97,7 +97,7 @@ strength, in both tracks."""
 LISTS = ("defense", "attack")
 """Tables that may be lists of tables."""
 
-VALUES = ("seed", "secret_seed")
+VALUES = ("seed", "secret_seed", "device")
 """Settings outside of tables."""
 
 TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard", "consent", "audit")

@@ -114,7 +114,7 @@ class WordRecognition(Task):
         return self._by_kernel(outputs, targets) if quick_kernels() else self._step_by_step(outputs, targets)
 
     def _by_kernel(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        steps = torch.full((len(outputs),), outputs.shape[1])
+        steps = torch.full((len(outputs),), outputs.shape[1], device=outputs.device)
         lengths = (targets >= 0).sum(1)
         words = targets.clamp(min=0)
         return F.ctc_loss(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import for_float64
 from leaktight.core.errors import LeaktightError, ModelError, require_at_least
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
@@ -70,7 +71,7 @@ class Soteria(Defense):
         if name not in step.gradient:
             raise ModelError(f"expected a last linear layer that is trained, got {layer!r}, which is frozen")
         pruned = below_percentile(scores, self.prune_share)
-        report("fraction_zeroed", float(pruned.double().mean()))
+        report("fraction_zeroed", float(for_float64(pruned).double().mean()))
         return {**step.gradient, name: step.gradient[name].masked_fill(pruned, 0)}, state
 
 

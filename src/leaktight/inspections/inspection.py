@@ -31,6 +31,8 @@ from leaktight.audits.trial import (
     threat_of,
     without_update,
 )
+from leaktight.audits.watching import reconstructed
+from leaktight.core.devices import CPU, moved, working_on
 from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import Defense
@@ -43,9 +45,10 @@ from leaktight.inspections.dropout import with_masks
 from leaktight.inspections.files import TrueExamples
 from leaktight.inspections.truth import Examined, examine, label_read
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics, label_accuracy
-from leaktight.models.surgery import has_batch_norm
+from leaktight.models.surgery import has_batch_norm, mode_of, working_bytes
 from leaktight.results.schema import SCHEMA_VERSION, Ledger, Pictures, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
+from leaktight.runtime.memory import processes_on
 
 CAPTURED = "captured update"
 METRICS = ("psnr", "mse", "ssim", "lpips_alex")
@@ -57,7 +60,7 @@ class Inspection:
 
     truth: for scoring only. decoys: images like the true ones, for the judge. assumed: assumptions about what the user
     did not state, in words. source: the file's name. defense: what the client is known to have done to the update;
-    helpless: why no attack is adapted to it.
+    helpless: why no attack is adapted to it. device: where attacks and the networks of metrics run.
     """
 
     captured: Captured
@@ -70,10 +73,22 @@ class Inspection:
     decoys: TrueExamples | None = None
     defense: Entry[Defense] | None = None
     helpless: str | None = None
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         for entry in self.attacks:
             require_inputs(entry.name, entry.value.takes, self.captured.seen.inputs)
+
+    @property
+    def most_processes(self) -> int | None:
+        """How many worker processes the device has memory for; None on the CPU: one for every core."""
+        if self.device.type == "cpu":
+            return None
+        seen = moved(self.captured.seen, self.device)
+        params, buffers = seen.broadcast.params, seen.broadcast.buffers
+        inputs = seen.inputs.blank(seen.batch_size or 1, next(iter(params.values())))
+        with mode_of(seen.model, seen.mode or "train"), working_on(self.device):
+            return processes_on(self.device, working_bytes(seen.model, params, buffers, inputs))
 
     @cached_property
     def metrics(self) -> BuiltMetrics:
@@ -154,7 +169,7 @@ class Inspection:
         """What the attack of the trial with this id makes of the update."""
         entry = self.by_id[name]
         rng = Rng(self.seed).child("inspect", entry.name).detached()
-        return entry.value.reconstruct([self.shown(entry)], rng=rng)
+        return reconstructed(entry.value, [[self.shown(entry)]], rng=rng, device=self.device)
 
     def _run(self, name: str) -> Attempted:
         entry, found = self.by_id[name], self.guess(name)
@@ -162,8 +177,8 @@ class Inspection:
         judged = oracle = None
         if self.truth is not None:
             truth = Batch(self.truth.images, found.guess.targets if labels is None else labels)
-            judged = judge(found.guess, truth, self.metrics)
-            oracle = oracle_of(found, truth, judged, self.metrics)
+            judged = judge(found.guess, truth, self.metrics, self.device)
+            oracle = oracle_of(found, truth, judged, self.metrics, self.device)
         ledger = self._ledger(entry, found)
         true_path, guess_path = picture_paths(name)
         height, width = found.guess.inputs.shape[-2:]

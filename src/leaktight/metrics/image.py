@@ -6,7 +6,6 @@ scores (N,), computed on the CPU in float64 without gradient. A guess with a NaN
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
@@ -32,7 +31,7 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
 
 def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
     """Images as detached float64 on the CPU."""
-    images = Images.checked(images).detach().to("cpu", torch.float64)
+    images = Images.checked(images).detach().cpu().double()
     return images.clamp(0, 1) if clamp else images
 
 

@@ -116,6 +116,26 @@ def layer_inputs(
     return entered
 
 
+def working_bytes(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> int:
+    """About the most memory of a gradient and its derivative: what a pass keeps, and copies of the parameters."""
+    kept = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    leaves = {name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in params.items()}
+    statistics = {name: tensor.clone() for name, tensor in buffers.items()}
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        functional_call(model, (leaves, statistics), (inputs,))
+    return _PASSES * kept + _COPIES * sum(tensor.nbytes for tensor in params.values())
+
+
+_PASSES, _COPIES = 4, 6
+"""Tensors that a second derivative keeps for each of a forward pass; gradients and states of optimisers, generously."""
+
+
 @contextmanager
 def mode_of(model: nn.Module, mode: Mode) -> Iterator[None]:
     """Set a model to training or evaluation mode inside the block; every layer then gets its former mode back."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.matching.batch_norm import sent_statistics
+from leaktight.core.devices import device_of
 from leaktight.core.errors import NotDisclosedError, UsageError, require_at_least
 from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
@@ -112,6 +113,11 @@ class View:
         return next(iter(self.params.values())).dtype
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return device_of(self.params)
+
+    @property
     def starts(self) -> Params:
         """The state of the trainer's defense before a search: the mean initial value of every unknown, and `held`."""
         return {**self.held, **{name: unknown.start for name, unknown in self.unknowns.items()}}
@@ -138,6 +144,11 @@ class Evidence:
     shape: tuple[int, ...]
     num_classes: int
     ordered: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the search is computed: where the updates are."""
+        return self.views[0][1].device
 
 
 @dataclass(frozen=True, kw_only=True)
