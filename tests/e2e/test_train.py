@@ -226,12 +226,14 @@ def test_stacked_defenses_and_what_they_cost_are_shown(here: Here) -> None:
     code, out, errors = here("train", *one_round, *stacked, "--out", "shown")
     assert code == 0, errors
     assert "round accuracy loss train loss seconds defense up down clients" in " ".join(errors.split())
-    assert re.search(r"defense stack: \d+\.\d % of local training time, \d+\.\d\d ms a step; ", out)
+    assert "defense clipping (clip_norm 4) + noise (noise_std 0.001): " in out
+    assert re.search(r": \d+\.\d % of local training time, \d+\.\d\d ms a step; ", out)
     assert "noise.noise_std 0.001" in out
     code, out, _ = here("train", *one_round, *stacked, "--out", "shown", "--resume", "--json")
     figures = json.loads(out)["defense"]
     assert figures.keys() == {
         "kind",
+        "settings",
         "share_of_time",
         "seconds_per_step",
         "clipping.clip_rate",
