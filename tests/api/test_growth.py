@@ -87,7 +87,7 @@ GROWTHS: Sequence[tuple[str, dict[str, Any], int]] = [("", {"trials": 4}, 8), (D
 NAMES = ["trials", "attack", "defense"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("after", "options", "more"), GROWTHS, ids=NAMES)
 def test_a_run_that_nobody_saw_grows_to_the_run_of_that_size(
     after: str, options: dict[str, Any], more: int, workers: int
@@ -107,7 +107,7 @@ def test_a_finished_run_grows_to_the_run_of_that_size_but_for_the_look(
 ) -> None:
     audit(scene(), "run")
     watcher = Counted()
-    grown = audit(scene(after), "run", resume=True, watcher=watcher, **options)
+    grown = audit(scene(after), "run", resume=True, watcher=watcher, workers=2 if after == DLG else 0, **options)
     assert len(watcher.ran) == more
     assert grown.earlier_looks == 1
     whole = audit(scene(after), "whole", **options)

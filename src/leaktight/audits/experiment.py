@@ -207,7 +207,7 @@ class TrialRunner:
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
             certificate=proof_of(found[0]),
             chosen=found[0].notes.get("chosen"),
-            oracle=oracle_of(found[0], truth, judged, metrics, federation.setup.device),
+            oracle=oracle_of(found[0], truth, judged, metrics, device),
             **self._against_chance(spec, played, members, judged, found[0].labels),
         )
         return outcome, {true: judged.truth, guess: judged.guess}
