@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,27 @@ def test_the_mode_is_that_of_the_model() -> None:
         assert found.inspection.captured.settings.mode == mode
 
 
+class HeadFirst(nn.Module):
+    """A network whose last layer is defined first, so that the last matrix of its state is another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(32, 10), nn.Linear(64, 32)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(inputs.flatten(1)).sigmoid())
+        return found
+
+
+@pytest.mark.parametrize(
+    "network", [HeadFirst, lambda: nn.Sequential(nn.Conv2d(1, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())]
+)
+def test_the_classes_are_the_outputs_of_the_network(network: Callable[[], nn.Module]) -> None:
+    model = network()
+    found = lt.reconstruct(model, gradient_of(model), SHAPE, attack=lt.attacks.CsDlg(iterations=1), labels=[0])
+    assert found.inspection.captured.seen.num_classes == 10
+
+
 def test_doubts_about_the_update_are_told() -> None:
     model = dense()
     turned = [-each for each in gradient_of(model)]
@@ -149,9 +171,10 @@ def test_doubts_about_the_update_are_told() -> None:
         ({"batch_size": 0}, "batch size >= 1, got 0"),
         ({"mean": (0.5,)}, "got a mean alone; give a std too"),
         ({"labels": [12]}, "expected labels from 0 to 9, got 12"),
-        ({"model": "mlp"}, "expected the weights that the client received, got the name 'mlp' alone; give before"),
+        ({"model": None}, "got a NoneType; give before, too"),
+        ({"model": "mlp"}, "got the name 'mlp' alone; give before, too"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(10))}, "run the model once"),
-        ({"model": nn.Conv2d(1, 10, 1), "update": [torch.ones(10, 1, 1, 1), torch.ones(10)], "classes": 10},
+        ({"model": nn.Conv2d(1, 10, 1), "update": [torch.ones(10, 1, 1, 1), torch.ones(10)]},
          "not supported yet: segmentation"),
     ],
 )  # fmt: skip

@@ -94,21 +94,18 @@ def reconstruct(
     on one batch; local: all of its settings instead, as in `leaktight.inspect`. mode: of batch normalisation and
     dropout (default: as the model is now). seed: of the attack. Other arguments: as in `leaktight.inspect`.
     """
-    if before is None and isinstance(model, str):
-        raise UsageError(f"expected the weights that the client received, got the name {model!r} alone; give before")
     if isinstance(attack, list | tuple):
         raise UsageError(f"expected one attack, got {len(attack)}; call reconstruct for each, or use auto")
-    own = None if isinstance(model, str) else model
     given = CaptureRequest(
         model=model,
-        before=before if before is not None or own is None else dict(own.state_dict()),
+        before=_received(model, before),
         shape=inputs.shape if isinstance(inputs, Images) else inputs,
         update=update,
         kind=kind,
         classes=classes,
         mean=mean,
         std=std,
-        mode=mode or (None if own is None else "train" if own.training else "eval"),
+        mode=mode or ("eval" if isinstance(model, nn.Module) and not model.training else None),
         batch_size=batch_size,
         labels=labels.tolist() if isinstance(labels, Tensor) else labels,
         local=_local(local, learning_rate, steps),
@@ -118,6 +115,16 @@ def reconstruct(
     prepared = prepare(given)
     name = [*prepared.inspection.by_id][-1]  # before a control there is another attack
     return _told(prepared.inspection, name, prepared.inspection.guess(name))
+
+
+def _received(model: str | nn.Module, before: Tensors | None) -> Tensors:
+    """The weights that the client received: those stated, or else the model's own."""
+    if before is not None:
+        return before
+    if not isinstance(model, nn.Module):
+        got = f"the name {model!r} alone" if isinstance(model, str) else f"a {type(model).__name__}"
+        raise UsageError(f"expected a model with the weights that the client received, got {got}; give before, too")
+    return dict(model.state_dict())
 
 
 def _local(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +26,8 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
 from leaktight.inspections.files import TensorFile, TrueExamples
 from leaktight.models.initialise import build_model
-from leaktight.models.source import ModelSource, Normalize, check_fits, check_normalisation
+from leaktight.models.source import ModelSource, Normalize, check_fits, check_normalisation, outputs_of
+from leaktight.models.user import GivenModel
 
 ChangeKind = Literal["after", "delta", "gradient"]
 """What the second file holds: the model after training, its change (after minus before), or a gradient."""
@@ -118,7 +120,7 @@ def load_capture(
 
     defense: that the client is known to have used; it may have changed the network.
     """
-    classes = settings.num_classes or rows_of_last_layer(before)
+    classes = settings.num_classes or _outputs_in_memory(settings) or rows_of_last_layer(before)
     if settings.labels is not None and not all(0 <= label < classes for label in settings.labels):
         raise UsageError(f"expected labels from 0 to {classes - 1}, got {', '.join(map(str, settings.labels))}")
     rng = Rng(0).child("captured")
@@ -170,6 +172,17 @@ class _Before:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self.change(args[0]), *args[1:])
+
+
+def _outputs_in_memory(settings: CaptureSettings) -> int | None:
+    """The number of outputs of a network in memory; None for others, and if it does not take such images."""
+    if not isinstance(settings.model, GivenModel):
+        return None
+    model = settings.model.build(settings.inputs, 0)
+    with suppress(ModelError):
+        outputs = outputs_of(model, settings.inputs)
+        return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] > 1 else None
+    return None
 
 
 def rows_of_last_layer(held: TensorFile) -> int:

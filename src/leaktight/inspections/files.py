@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images
@@ -87,24 +87,27 @@ def tensor_file(source: Tensors, name: str) -> TensorFile:
     if isinstance(source, Path | str):
         return read_tensors(Path(source))
     tensors = _in_memory(source, name)
-    if lazy := [key for key, tensor in tensors.items() if isinstance(tensor, UninitializedTensorMixin)]:
+    if lazy := [key for key, tensor in tensors.items() if is_lazy(tensor)]:
         raise UsageError(f"{name}: expected tensors, got lazy ones without a size ({lazy[0]}); run the model once")
     dense = {key: _dense(tensor) for key, tensor in tensors.items()}
     return TensorFile(Path(name), dense, not isinstance(source, Mapping), digest_of(dense))
 
 
-def _in_memory(source: Params | Sequence[Tensor | np.ndarray], name: str) -> dict[str, Tensor]:
-    if isinstance(source, Tensor) or not isinstance(source, Mapping | Sequence):
+def _in_memory(source: object, name: str) -> dict[str, Tensor]:
+    """Tensors by name, or by their place in a list; UsageError for anything else."""
+    if isinstance(source, Mapping):
+        items = {str(key): each for key, each in source.items()}
+    elif isinstance(source, Sequence):
+        items = {f"arr_{place}": each for place, each in enumerate(source)}
+    else:
         raise UsageError(
             f"{name}: expected tensors by name, a list of them or a file, got a {type(source).__name__}; give all "
             "tensors of the model"
         )
-    ordered = not isinstance(source, Mapping)
-    items = {f"arr_{place}": each for place, each in enumerate(source)} if ordered else dict(source.items())
     for key, each in items.items():
         if not isinstance(each, Tensor | np.ndarray):
             raise UsageError(f"{name}: expected tensors, got a {type(each).__name__} as {key}; leave none out")
-    return _without_prefix({str(key): torch.as_tensor(each) for key, each in items.items()})
+    return _without_prefix({key: torch.as_tensor(each) for key, each in items.items()})
 
 
 def _read_npz(path: Path) -> object:

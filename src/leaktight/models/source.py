@@ -149,16 +149,22 @@ def check_fits(
             raise ModelError(f"in training mode: {error}; or train it in evaluation mode (model.mode=eval)") from error
 
 
-def _check_outputs(model: nn.Module, inputs: Inputs, num_classes: int, task: Task, mode: Mode = "eval") -> None:
+def outputs_of(model: nn.Module, inputs: Inputs, mode: Mode = "eval") -> object:
+    """What the model makes of two blank examples, without a penalty; ModelError if it fails on them."""
     example = next(model.parameters(), torch.zeros(()))
     with torch.no_grad(), mode_of(model, mode), global_seed(Rng(0).child("check")):
         try:
             outputs = model(inputs.blank(2, example))
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-            if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
+            embeds = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
+            if embeds and "indices" in str(error):  # pixels are no indices; a network may also embed positions
                 raise OutOfScopeError(not_supported("tokens (the model embeds them)")) from error
             raise cannot_take(f"{inputs.kind} of {inputs}", error) from error
-    plain = outputs.outputs if isinstance(outputs, Penalised) else outputs
+    return outputs.outputs if isinstance(outputs, Penalised) else outputs
+
+
+def _check_outputs(model: nn.Module, inputs: Inputs, num_classes: int, task: Task, mode: Mode = "eval") -> None:
+    plain = outputs_of(model, inputs, mode)
     if not isinstance(plain, Tensor):
         raise _no_tensor(plain)
     got = tuple(plain.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedBuffer, UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from leaktight.core.errors import ModelError
 from leaktight.core.types import Mode, Params
@@ -56,13 +56,13 @@ def conv_bn_blocks(model: nn.Module, inputs: Tensor | None = None) -> tuple[Conv
 def lazy_names(model: nn.Module) -> list[str]:
     """The parameters and buffers of lazy modules that have no size yet."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    return [name for name, tensor in named if isinstance(tensor, UninitializedTensorMixin)]
+    return [name for name, tensor in named if is_lazy(tensor)]
 
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy of a model, also of one with lazy modules, whose buffers PyTorch does not copy."""
     lazy = [each for each in model.buffers() if isinstance(each, UninitializedBuffer)]
-    return copy.deepcopy(model, {id(each): UninitializedBuffer(dtype=each.dtype) for each in lazy})
+    return copy.deepcopy(model, {id(each): UninitializedBuffer() for each in lazy})
 
 
 def has_batch_norm(model: nn.Module) -> bool:
