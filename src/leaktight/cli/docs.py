@@ -76,7 +76,7 @@ def readable(text: str, topic: str, pages: dict[str, Path]) -> str:
         words, target = link.groups()
         name = _joined(topic, target)
         if name not in pages or not target:
-            return words
+            return f"{words.removeprefix('../')} of the source" if words.startswith("../") else words
         call = f"`leaktight docs {name}`"
         return call if words.endswith(".md") else f"{words} ({call})"
 
