@@ -70,7 +70,7 @@ def prepare(request: CaptureRequest) -> Prepared:
         raise UsageError(str(error)) from error
     before, change = tensor_file(request.before, "before"), tensor_file(_change(request), kind)
     defense = _defense(tables)
-    captured = load_capture(settings, before, change, kind, defense and defense.value)
+    captured = load_capture(settings, before, change, kind, None if defense is None else defense.value)
     _check_truth_labels(truth, captured)
     attacks = _entries(tables, captured, controls=truth is not None)
     knowing, helpless = _knowing(attacks, captured, defense)
