@@ -96,7 +96,7 @@ def labelled(folder: Path, *places: int, name: str = "truth.npz") -> Path:
 def test_a_closed_form_has_no_loss_that_could_fall(tmp_path: Path) -> None:
     with global_seed(replayed(5)):
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    places = [int((label == LABELS).nonzero()[0]) for label in (1, 4, 7)]
+    places = [int(LABELS.eq(label).nonzero()[0]) for label in (1, 4, 7)]
     change = step(model, IMAGES[places], LABELS[places])
     said = {"attacks": "linear_inversion", "batch_size": 3}
     verdict, cell = only(summary := inspected(tmp_path, model, change, **said))
@@ -188,7 +188,7 @@ def test_a_recognisable_digit_is_identified_with_decoys_and_without(tmp_path: Pa
 
 @pytest.mark.parametrize("attack", [WEAK, STRONG], ids=["weak", "strong"])
 def test_a_wrong_truth_earns_no_level(tmp_path: Path, attack: Attack) -> None:
-    others = (LABELS[0] == LABELS).nonzero().flatten()[1:4].tolist()
+    others = LABELS.eq(LABELS[0]).nonzero().flatten()[1:4].tolist()
     for place in others:
         verdict, _ = weakly(tmp_path / str(place), 0, place, attacks=attack)
         assert verdict.verdict == "cannot-conclude", "it does not explain the update, so copies do not count"

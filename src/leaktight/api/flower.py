@@ -100,6 +100,7 @@ def _told(config: Config, federation: Federation) -> _Told:
     """How `leaktight inspect` is told of a scenario: the network, local training and the defense."""
     local = {key: value for key, value in settings_of(config.local).items() if isinstance(value, int | float | str)}
     usual = settings_of(LocalTraining())
+    own = {key: value for key, value in local.items() if key in ("epochs", "batch_size") or value != usual.get(key)}
     options = ["--classes", str(federation.dataset.num_classes), "--mode", config.model.mode]
     options += _set("model", settings_of(config.model.source))
     defense = kind_of(config.defense)
@@ -108,9 +109,7 @@ def _told(config: Config, federation: Federation) -> _Told:
     return _Told(
         model=kind_of(config.model.source) or "MODULE:FUNCTION",
         shape=federation.dataset.inputs.shape,
-        config={
-            key: value for key, value in local.items() if key in ("epochs", "batch_size") or value != usual.get(key)
-        },
+        config=own,
         options=options,
     )
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from leaktight.api.runs import growing, parse_workers, recorded_call, require_resumed, run_path
 from leaktight.api.scenario import Method, require_keywords
 from leaktight.audits.run import Watcher
+from leaktight.config.capture import CaptureRequest
 from leaktight.config.growth import check_inspection
-from leaktight.config.inspect import CaptureRequest, Prepared, prepare
+from leaktight.config.inspect import Prepared, prepare
 from leaktight.config.tables import Table
 from leaktight.core.protocols import Attack, Defense
 from leaktight.core.training import LocalTraining

@@ -19,7 +19,7 @@ from leaktight.inspections.verdict import DENIED, conclude, denied, fall_of, pro
 from leaktight.models.source import Normalize
 from leaktight.report.words import listed
 from leaktight.results.folder import RunFolder
-from leaktight.results.schema import SCHEMA_VERSION, Cell, Flag, Plain, Summary, common_ledger, metrics_of
+from leaktight.results.schema import SCHEMA_VERSION, Cell, Flag, Plain, Summary, Track, common_ledger, metrics_of
 from leaktight.runtime.executor import Executor
 
 WELL_FALLEN = 0.1
@@ -49,7 +49,9 @@ def run_inspection(
     scored = inspection.truth is not None
     shared = _SHARED_CHECKS | ({"no-control"} if scored else set())
     shared |= {"no-adaptive-attacker"} if inspection.defense is not None else set()
-    helpless = {} if inspection.helpless is None else {("diagnostic", CAPTURED): inspection.helpless}
+    helpless: dict[tuple[Track, str], str] = {}
+    if inspection.helpless is not None:
+        helpless["diagnostic", CAPTURED] = inspection.helpless
     raised = [each for each in raise_flags(Evidence(panel, None, helpless)) if each.check.code in shared]
     summary = Summary(
         schema_version=SCHEMA_VERSION,
@@ -77,7 +79,8 @@ def _cell(cell: CellTrials, panel: Panel, raised: Sequence[Raised], *, scored: b
 
 
 def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
-    found = check_capture(inspection.captured, inspection.examined and inspection.examined.dropout)
+    examined = inspection.examined
+    found = check_capture(inspection.captured, None if examined is None else examined.dropout)
     if inspection.truth is None:
         found.append(
             flag(
@@ -87,7 +90,6 @@ def _flags(inspection: Inspection, cells: Sequence[CellTrials]) -> list[Flag]:
                 "no score, no control",
             )
         )
-    examined = inspection.examined
     if examined is not None and examined.flag is not None:
         found.append(examined.flag)
     sure = proven(cells)

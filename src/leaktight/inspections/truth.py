@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from statistics import mean
 
@@ -35,6 +36,7 @@ _COMPARED = 20
 _DRAWS = 8
 _MOST_LABELS = 100
 _SHOWN = 3
+_MORE = 0.02
 
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "none": ((), ()),
@@ -51,14 +53,24 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class Examined:
     """What the true examples have to do with the update.
 
-    cosine: between the captured update and theirs. verified: whether no other image could explain it so well. dropout:
-    how dropout explains the difference, or None. flag: if nothing of what was stated does.
+    seen: the update, with dropout's masks if it shows them; None if the examples do not explain it. dropout: how
+    dropout explains the difference, or None. flag: if nothing of what was stated does.
     """
 
-    cosine: float
-    verified: bool
+    truth: Batch
+    seen: Observation | None
     dropout: str | None = None
     flag: Flag | None = None
+
+    @cached_property
+    def verified(self) -> bool:
+        """Whether the examples explain the update a thousand times better than copies of them do."""
+        if self.seen is None:
+            return False
+        copies = copies_of(self.truth.inputs)
+        some = copies[:: max(1, len(copies) // _COMPARED)]
+        others = min(1 - explained(self.seen, Batch(each, self.truth.targets)) for each in some)
+        return 1 - explained(self.seen, self.truth) <= VERIFIED * others
 
 
 def examine(captured: Captured, truth: Batch, *, defended: bool = False) -> Examined | None:
@@ -74,12 +86,12 @@ def examine(captured: Captured, truth: Batch, *, defended: bool = False) -> Exam
     masked = with_masks(seen) if random else None
     if masked is not None and (own := explained(masked, truth)) >= max(EXPLAINED, cosine):
         words = f"with these the true images explain it: cosine {own:.3f}, with other masks {cosine:.3f}"
-        return Examined(cosine, verified(masked, truth), words)
+        return Examined(truth, masked, words)
     if cosine >= EXPLAINED:
-        return Examined(cosine, not random and verified(seen, truth))
-    if random and (words := _as_usual(seen, truth)) is not None:
-        return Examined(cosine, False, words)
-    return Examined(cosine, False, None, _unexplained(captured, truth, cosine, defended=defended))
+        return Examined(truth, None if random else seen)
+    if random and (words := _as_usual(seen, truth)):
+        return Examined(truth, None, words)
+    return Examined(truth, None, None, _unexplained(captured, truth, cosine, defended=defended))
 
 
 def label_read(seen: Observation) -> Tensor | None:
@@ -92,14 +104,6 @@ def label_read(seen: Observation) -> Tensor | None:
         return None if rule is None else rule.infer(blind, 1, rng=Rng(0).child("label"))
     except LeaktightError:
         return None
-
-
-def verified(seen: Observation, truth: Batch) -> bool:
-    """Whether these examples explain the update a thousand times better than copies of them do."""
-    copies = copies_of(truth.inputs)
-    some = copies[:: max(1, len(copies) // _COMPARED)]
-    others = min(1 - explained(seen, Batch(each, truth.targets)) for each in some)
-    return 1 - explained(seen, truth) <= VERIFIED * others
 
 
 def explained(seen: Observation, truth: Batch) -> float:
@@ -122,15 +126,15 @@ def _cosine(one: Tensor, other: Tensor) -> float:
     return float(cosine_similarity(one, other, dim=0))
 
 
-def _as_usual(seen: Observation, truth: Batch) -> str | None:
-    """Words, if the update differs from those of the true examples no more than these differ from each other."""
+def _as_usual(seen: Observation, truth: Batch) -> str:
+    """Words if the update differs from those of the true examples no more than these do from each other, else ""."""
     draws = [_made(seen, truth, draw) for draw in range(_DRAWS)]
     wanted = draws[0][1]
     own = mean(_cosine(made, wanted) for made, _ in draws)
     between = {pair: _cosine(draws[pair[0]][0], draws[pair[1]][0]) for pair in combinations(range(_DRAWS), 2)}
     usual = [mean(each for pair, each in between.items() if draw in pair) for draw in range(_DRAWS)]
     if own < min(usual):
-        return None
+        return ""
     return (
         f"training twice on the true images gives updates with a cosine of {mean(usual):.2f}, and theirs to the "
         f"captured one is {own:.2f}"
@@ -140,16 +144,16 @@ def _as_usual(seen: Observation, truth: Batch) -> str | None:
 def _unexplained(captured: Captured, truth: Batch, cosine: float, *, defended: bool) -> Flag:
     """The flag, with the likeliest causes first: the settings that would explain most."""
     causes = sorted(_alternatives(captured, truth), key=lambda pair: pair[1], reverse=True)
-    better = [(words, own) for words, own in causes if own > cosine + 0.02]
+    better = [(words, own) for words, own in causes if own > cosine + _MORE]
     detail = f"cosine {cosine:.3f} between the two"
     if better and better[0][1] >= EXPLAINED:
         detail += f"; with {better[0][0]} it is {better[0][1]:.3f}"
         advice = f"state this: {better[0][0]}"
     else:
-        tried = listed([f"{words} ({own:.3f})" for words, own in better[:_SHOWN]])
-        helps = f"most would be explained by {tried}" if better else "no normalisation, mode or label explains more"
-        who = "the stated defense is the likeliest reason" if defended else "a defense (--defense) or --local may be"
-        advice = f"{helps}, but not all; {who}" if better else f"{helps}; {who}{'' if defended else ' the reason'}"
+        found = listed([f"{words} ({own:.3f})" for words, own in better[:_SHOWN]])
+        tried = f"more would be explained by {found}, but not all" if better else "no usual setting explains more"
+        reason = "the stated defense" if defended else "a defense (--defense) or other local training (--local)"
+        advice = f"{tried}; the likeliest reason is {reason}"
     return flag(
         "truth-does-not-explain",
         f"the true images, trained on as stated, cause an update whose cosine to the captured one is below {EXPLAINED}",

@@ -9,50 +9,67 @@ Where there is neither, only an exact guess counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.reasons import by_chance, faults, named, scores
 from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import LABELS_FOUND
-from leaktight.audits.trial import threat_of
 from leaktight.inspections.inspection import CAPTURED, Inspection
 from leaktight.report.words import listed
-from leaktight.results.schema import FALLEN, Verdict, Word, severity
+from leaktight.results.schema import FALLEN, Level, Verdict, Word, severity
 
 DENIED = 30.0
 """PSNR in dB below which a true image is another than the one guessed."""
 
 
+@dataclass(frozen=True)
+class Conclusion:
+    """What can be said of the update. cell: of the attack that it rests on. advice: what to do, or ""."""
+
+    cell: CellTrials
+    word: Word
+    because: str
+    advice: str = ""
+
+
 def conclude(inspection: Inspection, panel: Panel) -> Verdict:
     """The verdict on the update: the worst that any attack found, or why nothing can be concluded."""
-    attacks = panel.attacks
-    valid = [cell for cell in attacks if cell.valid]
-    sure = proven(attacks)
-    advice = ""
-    word: Word = "cannot-conclude"
-    best = min(valid or attacks, key=_rank)
+    valid = [cell for cell in panel.attacks if cell.valid]
+    sure = proven(valid)
     if not valid:
-        because = f"no trial is valid: {listed(f'{named(cell)}: {faults(cell)}' for cell in attacks)}."
-    elif inspection.truth is None and sure:
-        best, word, because = sure[0], "reconstructed", _certified(sure[0])
-    elif inspection.truth is None:
-        because = _unscored(best)
+        reasons = listed(f"{named(cell)}: {faults(cell)}" for cell in panel.attacks)
+        own = Conclusion(panel.attacks[0], "cannot-conclude", f"no trial is valid: {reasons}.")
+    elif inspection.truth is not None:
+        own = _scored(inspection, panel, valid)
+    elif sure:
+        own = Conclusion(sure[0], "reconstructed", _certified(sure[0]))
     else:
-        best = min(valid, key=lambda cell: _order(panel, cell))
-        word = _level(panel, best)
-        because = _found(inspection, panel, best, word)
-        if word == "cannot-conclude":
-            because, advice = _failure(inspection, best, valid), _advice(inspection)
+        best = min(valid, key=_rank)
+        own = Conclusion(best, "cannot-conclude", _unscored(best))
     return Verdict(
         defense=CAPTURED,
-        threat=threat_of(inspection.threat),
-        verdict=word,
-        because=because,
-        advice=advice,
-        worst_attack=best.attack,
-        trial_id=best.trials[0].id,
-        certified=word == "reconstructed" and best in sure and not denied(best),
+        threat=own.cell.threat,
+        verdict=own.word,
+        because=own.because,
+        advice=own.advice,
+        worst_attack=own.cell.attack,
+        trial_id=own.cell.trials[0].id,
+        certified=own.word == "reconstructed" and own.cell in sure and not denied(own.cell),
     )
+
+
+def _scored(inspection: Inspection, panel: Panel, valid: Sequence[CellTrials]) -> Conclusion:
+    """By the levels of the judge of audits; of attacks on one level, the one with the highest SSIM."""
+
+    def order(cell: CellTrials) -> tuple[int, float]:
+        return severity(panel.level(cell) or "cannot-conclude"), -(cell.valid[0].score("ssim") or -1.0)
+
+    best = min(valid, key=order)
+    level = panel.level(best)
+    if level is None:
+        return Conclusion(best, "cannot-conclude", _failure(inspection, best, valid), _advice(inspection))
+    return Conclusion(best, level, _found(inspection, panel, best, level))
 
 
 def proven(cells: Sequence[CellTrials]) -> list[CellTrials]:
@@ -75,23 +92,15 @@ def fall_of(cell: CellTrials) -> float | None:
 
 
 def _rank(cell: CellTrials) -> float:
-    """Smaller is better, for attacks that have no scores: a closed form, then how far a search fell."""
+    """Smaller is better: how far a search fell, or the relative error of a closed form."""
     fall = fall_of(cell)
-    return (cell.done[0].loss or 0.0 if cell.done else 2.0) if fall is None else fall
+    return cell.done[0].loss or 0.0 if fall is None else fall
 
 
-def _order(panel: Panel, cell: CellTrials) -> tuple[int, float]:
-    return severity(_level(panel, cell)), -(cell.valid[0].score("ssim") or -1.0)
-
-
-def _level(panel: Panel, cell: CellTrials) -> Word:
-    return panel.level(cell) or "cannot-conclude"
-
-
-def _found(inspection: Inspection, panel: Panel, cell: CellTrials, word: Word) -> str:
-    if word == "reconstructed":
+def _found(inspection: Inspection, panel: Panel, cell: CellTrials, level: Level) -> str:
+    if level == "reconstructed":
         return f"{named(cell)} reconstructed it: {scores(cell)}."
-    if word == "labels-read":
+    if level == "labels-read":
         return (
             f"{named(cell)} read the labels from the update, {by_chance(panel.label_reading.get(cell.key))} if all "
             f"classes are equally frequent; the images were not found: {scores(cell)}."
