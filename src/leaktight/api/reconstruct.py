@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leaktight.api.scenario import Method
 from leaktight.audits.trial import judge
 from leaktight.config.capture import CaptureRequest
+from leaktight.config.inspect import prepare
 from leaktight.config.tables import Table
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
