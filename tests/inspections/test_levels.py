@@ -177,7 +177,7 @@ def test_a_recognisable_digit_is_identified_with_decoys_and_without(tmp_path: Pa
     assert control is not None
     assert control + 0.1 < (cell.mean_of("ssim") or 0) < 0.6, "seen, but not reconstructed"
     assert bare.verdict == "identified"
-    assert "among their own copies, mirrored, turned and shifted: place 1 of 200" in bare.because
+    assert "among its own copies, mirrored, turned and shifted: place 1 of 200" in bare.because
     others = labelled(tmp_path, *range(len(IMAGES)), name="decoys.npz")
     told, cell = weakly(tmp_path / "decoys", 5, 5, decoys=others)
     assert told.verdict == "identified"

@@ -17,7 +17,7 @@ from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import LABELS_FOUND
 from leaktight.inspections.inspection import CAPTURED, Inspection
 from leaktight.report.words import listed
-from leaktight.results.schema import FALLEN, Level, Verdict, Word, severity
+from leaktight.results.schema import FALLEN, AttackerVerdict, Level, Verdict, Word, severity
 
 DENIED = 30.0
 """PSNR in dB below which a true image is another than the one guessed."""
@@ -56,6 +56,21 @@ def conclude(inspection: Inspection, panel: Panel) -> Verdict:
         worst_attack=own.cell.attack,
         trial_id=own.cell.trials[0].id,
         certified=own.word == "reconstructed" and own.cell in sure and not denied(own.cell),
+        attackers=tuple(_attacker(cell, own, panel) for cell in panel.attacks if inspection.truth is not None),
+    )
+
+
+def _attacker(cell: CellTrials, own: Conclusion, panel: Panel) -> AttackerVerdict:
+    """What one attack found by itself."""
+    level = panel.level(cell) or "cannot-conclude"
+    return AttackerVerdict(
+        attack=cell.attack,
+        adaptive=cell.adaptive,
+        threat=cell.threat,
+        verdict=own.word if cell is own.cell else level,
+        because=own.because if cell is own.cell else f"{named(cell)}: {scores(cell) if cell.valid else faults(cell)}.",
+        victims=len(cell.victims),
+        reconstructed=len(cell.reconstructed),
     )
 
 
@@ -99,23 +114,34 @@ def _rank(cell: CellTrials) -> float:
 
 def _found(inspection: Inspection, panel: Panel, cell: CellTrials, level: Level) -> str:
     if level == "reconstructed":
-        return f"{named(cell)} reconstructed it: {scores(cell)}."
+        return f"{named(cell)} reconstructed it: {_scores(inspection, cell)}."
     if level == "labels-read":
         return (
             f"{named(cell)} read the labels from the update, {by_chance(panel.label_reading.get(cell.key))} if all "
-            f"classes are equally frequent; the images were not found: {scores(cell)}."
+            f"classes are equally frequent; the images were not found: {_scores(inspection, cell)}."
         )
     rank = cell.valid[0].rank
     place = "" if rank is None else f"place {rank.place} of {rank.decoys + 1}"
     return (
-        f"The guess of {named(cell)} picks out the true images among {_others(inspection)}: {place}, "
-        f"{by_chance(panel.identification.get(cell.key))}; {scores(cell)}."
+        f"The guess of {named(cell)} picks out {_truth(inspection)} among {_others(inspection)}: {place}, "
+        f"{by_chance(panel.identification.get(cell.key))}; {_scores(inspection, cell)}."
     )
+
+
+def _truth(inspection: Inspection) -> str:
+    return "the true image" if inspection.captured.settings.num_examples == 1 else "the true images"
+
+
+def _scores(inspection: Inspection, cell: CellTrials) -> str:
+    """Those of the judge; there is no average over a single image."""
+    words = scores(cell)
+    return words.replace(" on average", "") if inspection.captured.settings.num_examples == 1 else words
 
 
 def _others(inspection: Inspection) -> str:
     if inspection.decoys is None:
-        return "their own copies, mirrored, turned and shifted"
+        own = "its own copies" if inspection.captured.settings.num_examples == 1 else "their own copies"
+        return f"{own}, mirrored, turned and shifted"
     return "decoys of the same class" if inspection.classed else "decoys, taken to be of the same class"
 
 
@@ -125,8 +151,8 @@ def _failure(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials
     beside = "" if control is None else f" (without the update {control:.2f})"
     failure = f"{listed([named(cell) for cell in done])} did not reconstruct it: {scored}{beside}"
     if rank is not None:
-        place = f"among {_others(inspection)} the true images come in place {rank.place} of {rank.decoys + 1}"
-        return f"{failure}; {place}, which may be chance."
+        place = f"place {rank.place} of {rank.decoys + 1} for {_truth(inspection)}"
+        return f"{failure}; among {_others(inspection)} that is {place}, which may be chance."
     return (
         f"{failure}. Whether that is more than the kind of image was not tested: there are no images to compare with."
     )
