@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,60 +13,78 @@ from tests.attacks.generators import EIGHT
 from tests.audits.scenes import SMALL
 
 from leaktight.api.audit import plan
-from leaktight.attacks.labels.rules import Given
+from leaktight.attacks.labels.rules import Given, Inferred
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.audits.experiment import TrialRunner
 from leaktight.config.catalogue import ATTACKS
+from leaktight.config.toml import kind_of
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
+from leaktight.core.threat_presets import PRESETS
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.results.schema import Trial
 
-QUICK: Mapping[str, object] = {"iterations": 1, "backend": "eager", "restarts": 1}
+Settings = Mapping[str, Any]
+
+QUICK: Settings = {"iterations": 1, "backend": "eager", "restarts": 1}
 ONE_LAYER = ("model.kind=mlp", "model.init=default", "model.activation=relu")
-OWN: Mapping[str, tuple[Mapping[str, object], Sequence[str]]] = {
-    "auto": ({"budget": "quick"}, ()),
-    "gradinversion": ({"iterations": 1, "batch_norm": 0.0, "restarts": 2}, ()),
-    "grnn": ({"iterations": 1, "latent": 8}, ()),
-    "cpl": ({"iterations": 1, "patch": 4}, ()),
-    "ggl": ({"iterations": 1, "generator": EIGHT, "optimizer": "adam"}, ()),
-    "gias": ({"iterations": 1, "generator": EIGHT, "latent_iterations": 1, "restarts": 1}, ()),
+MALICIOUS = ("threat.server=malicious",)
+OWN: Mapping[str, tuple[Settings, Sequence[str]]] = {
+    "auto": ({"budget": "quick"}, ONE_LAYER),
+    "gradinversion": ({**QUICK, "batch_norm": 0.0, "restarts": 2}, ()),
+    "grnn": ({**QUICK, "latent": 8}, ()),
+    "cpl": ({**QUICK, "patch": 4}, ()),
+    "ggl": ({**QUICK, "generator": EIGHT, "optimizer": "adam"}, ()),
+    "gias": ({**QUICK, "generator": EIGHT, "latent_iterations": 1}, ()),
     "linear_inversion": ({}, ONE_LAYER),
     "spear": ({}, ONE_LAYER),
     "cocktail_party": ({"iterations": 3}, (*ONE_LAYER, "audit.local.samples=2", "audit.local.batch_size=2")),
     "rgap": ({}, ("model.kind=cnn6", "model.init=default", "model.head=linear")),
-    "robbing_the_fed": ({"num_bins": 24}, ("threat.server=malicious",)),
-    "fishing": ({"iterations": 1}, ("threat.server=malicious", "audit.local.samples=4", "audit.local.batch_size=4")),
-    "glaus": ({"iterations": 1, "queries": 4, "colluders": 2}, ("threat.server=malicious", "federation.rounds=20")),
-    "prior_only": ({"iterations": 1}, ()),
+    "robbing_the_fed": ({"num_bins": 24}, MALICIOUS),
+    "fishing": (QUICK, (*MALICIOUS, "audit.local.samples=4", "audit.local.batch_size=4")),
+    "glaus": ({**QUICK, "queries": 4, "colluders": 2}, (*MALICIOUS, "federation.rounds=20")),
     "mean_image": ({}, ()),
     "public_image": ({}, ()),
     "nearest_public_image": ({"candidates": 20}, ()),
 }
 """By kind, quick settings and the scene that it works in."""
 UNTOLD = 'threat.knows=["batch_size", "buffers", "local_training", "public_data"]'
-
-
-def run_one(path: Path, attack: object, *overrides: str) -> tuple[Trial, ...]:
-    """One trial of an attack on each defense."""
-    path.write_text(SMALL.replace('kind = "noise"', 'kind = "clipping"').partition("[[attack]]")[0])
-    settings = ["audit.trials=1", *overrides]
-    planned = plan("audit", path, attacks=[attack], settings=settings, adaptive=False)  # type: ignore[list-item]
-    runner = TrialRunner(planned.experiment.keyed(bytes(32)))
-    return tuple(runner(spec.id, lambda _: None)[0] for spec in planned.experiment.trials)
-
-
-@pytest.mark.parametrize("kind", list(ATTACKS))
-def test_every_attack_that_is_named_runs_without_disclosed_labels(tmp_path: Path, kind: str) -> None:
-    settings, scene = OWN.get(kind, (QUICK, ()))
-    for attack in ({"kind": kind, **settings}, ATTACKS[kind](**settings)):
-        trials = run_one(tmp_path / "mine.toml", attack, UNTOLD, *scene)
-        assert [(each.attack, each.error) for each in trials if each.status == "failed"] == []
-
-
+ONE = ("local.samples=1", "local.batch_size=1")
 SEVERAL = ("audit.local.samples=3", "audit.local.batch_size=3")
+
+
+def run_one(folder: Path, attack: Attack | Settings | str, *overrides: str) -> Trial:
+    """One trial of an attack without a defense."""
+    path = folder / "mine.toml"
+    path.write_text(SMALL.partition("[[defense]]")[0])
+    planned = plan("audit", path, attacks=[attack], settings=["audit.trials=1", *overrides], adaptive=False)
+    experiment = planned.experiment.keyed(bytes(32))
+    kind = attack["kind"] if isinstance(attack, Mapping) else attack if isinstance(attack, str) else kind_of(attack)
+    spec = next(each for each in experiment.trials if each.attack.name == kind)
+    return TrialRunner(experiment)(spec.id, lambda _: None)[0]
+
+
+@pytest.mark.parametrize("form", ["table", "object"])
+@pytest.mark.parametrize("kind", list(ATTACKS))
+def test_every_attack_that_is_named_runs_without_disclosed_labels(tmp_path: Path, kind: str, form: str) -> None:
+    settings, scene = OWN.get(kind, (QUICK, ()))
+    attack = {"kind": kind, **settings} if form == "table" else ATTACKS[kind](**settings)
+    assert run_one(tmp_path, attack, UNTOLD, *scene).error is None
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "diagnostic"])
+@pytest.mark.parametrize("kind", ["csdlg", "inverting_gradients"])
+def test_every_threat_model_that_discloses_no_labels(tmp_path: Path, kind: str, preset: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL.partition("[[defense]]")[0].partition("[threat]")[0] + f'[threat]\npreset = "{preset}"\n')
+    planned = plan("audit", path, attacks=[{"kind": kind, **QUICK}], settings=["audit.trials=1", *ONE])
+    spec = next(each for each in planned.experiment.trials if each.attack.name == kind)
+    trial = TrialRunner(planned.experiment.keyed(bytes(32)))(spec.id, lambda _: None)[0]
+    assert trial.error is None
+    assert trial.ledger is not None
+    assert trial.ledger.labels == "inferred"
 
 
 @pytest.mark.parametrize(
@@ -76,21 +94,17 @@ SEVERAL = ("audit.local.samples=3", "audit.local.batch_size=3")
         ("local.optimizer=adam", *SEVERAL),
         ("model.kind=cnn6", "model.init=default", "model.head=linear"),
         ("model.kind=cnn6", "model.init=default", "model.head=linear", *SEVERAL),
-        ('threat.knows=["batch_size"]',),
         ('threat.knows=["batch_size"]', *SEVERAL),
-        SEVERAL,
         ("federation.aggregator.kind=fedsgd", "local.steps=1", *SEVERAL),
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("kind", ["csdlg", "inverting_gradients", "agic", "gradinversion"])
-def test_labels_are_inferred_by_the_rule_that_fits_the_update(tmp_path: Path, kind: str, scene: Sequence[str]) -> None:
-    settings, _ = OWN.get(kind, (QUICK, ()))
-    trials = run_one(tmp_path / "mine.toml", {"kind": kind, **settings}, UNTOLD, *scene)
-    assert [(each.attack, each.error) for each in trials if each.status == "failed"] == []
-    found = [each for each in trials if each.role == "attack"]
-    assert {each.ledger.labels for each in found if each.ledger} == {"inferred"}
-    assert all(each.label_accuracy is not None for each in found)
+def test_labels_are_inferred_by_the_rule_that_fits_the_update(tmp_path: Path, scene: Sequence[str]) -> None:
+    trial = run_one(tmp_path, {"kind": "csdlg", **QUICK}, UNTOLD, *scene)
+    assert trial.error is None
+    assert trial.ledger is not None
+    assert trial.ledger.labels == "inferred"
+    assert trial.label_accuracy is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +121,59 @@ class Stubborn(Attack):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_an_own_class_has_labels_like_any_other(tmp_path: Path, told: bool) -> None:
-    attacks: list[object] = [Stubborn(), "tests.audits.test_labels:Stubborn"]
-    for attack in attacks:
-        found = run_one(tmp_path / "mine.toml", attack, *([] if told else [UNTOLD]))
-        assert [each.error for each in found if each.status == "failed"] == []
-        ledgers = [each.ledger for each in found if each.role == "attack"]
-        assert {each.labels for each in ledgers if each} == {"not needed" if told else "inferred"}
+    for attack in (Stubborn(), "tests.audits.test_labels:Stubborn"):
+        trial = run_one(tmp_path, attack, *([] if told else [UNTOLD]))
+        assert trial.error is None
+        assert trial.ledger is not None
+        assert trial.ledger.labels == ("not needed" if told else "inferred")
+        assert (trial.label_accuracy is None) == told, "labels that were read are scored"
 
 
-def test_labels_that_are_said_to_be_given_and_are_not_are_an_error_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"csdlg needs the labels.*set in \[threat\]: knows = .*\"labels\""):
-        run_one(tmp_path / "mine.toml", CsDlg(labels=Given()), UNTOLD)
+def test_the_policy_is_the_same_for_the_attack_that_is_not_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL.partition("[[defense]]")[0])
+    unnamed = plan("audit", path, settings=[UNTOLD]).experiment.attacks[0]
+    named = plan("audit", path, settings=[UNTOLD], attacks=["csdlg"]).experiment.attacks[0]
+    assert (unnamed.name, unnamed.labels_from) == ("auto", "inferred")
+    assert (named.name, named.labels_from) == ("csdlg", "inferred")
+    assert isinstance(named.value, CsDlg)
+    assert named.value.labels == Inferred()
+    assert plan("audit", path, attacks=["csdlg"]).experiment.attacks[0].labels_from == "given"
+
+
+@pytest.mark.parametrize(
+    ("attack", "overrides", "message"),
+    [
+        (
+            CsDlg(labels=Given()),
+            (UNTOLD,),
+            'csdlg needs the labels, which the threat model does not disclose; set in [threat]: knows = ["batch_size", '
+            '"buffers", "labels", "local_training", "public_data"], or infer them: set in [[attack]] of it: labels = '
+            '{kind = "inferred"}',
+        ),
+        (
+            "nearest_public_image",
+            (),
+            "nearest_public_image needs public data, which the threat model does not disclose; set in [threat]: "
+            'knows = ["batch_size", "buffers", "labels", "local_training", "public_data"]',
+        ),
+        (
+            "csdlg",
+            ('threat.knows=["labels"]', "federation.aggregator.kind=median", "federation.per_round=4"),
+            "csdlg needs the number of examples, which the threat model does not disclose; set in [threat]: knows = "
+            '["batch_size", "labels"]',
+        ),
+        (
+            "fishing",
+            (),
+            "fishing changes the model that the server sends, which the threat model does not allow; set in "
+            '[threat]: server = "malicious"',
+        ),
+    ],
+)
+def test_what_an_attack_needs_and_is_not_told_is_an_error_before_any_work(
+    tmp_path: Path, attack: Attack | str, overrides: Sequence[str], message: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        run_one(tmp_path, attack, *overrides)
+    assert str(raised.value) == message

@@ -21,6 +21,8 @@ LONG = 8 * 3600.0
 GOOD = 3600.0
 """Seconds that a plan takes after the suggested changes, where that is possible."""
 FEW_EXAMPLES, FEW_VICTIMS, FEWEST_ITERATIONS = 8, 5, 20
+WORTH = 0.9
+"""The share of the time that is left after a change that is worth mentioning."""
 GIGABYTE = 2**30
 
 
@@ -87,10 +89,13 @@ def _changes(
 ) -> Iterator[Change]:
     """The changes of a plan, each on top of the ones before, until it takes no more than `enough` seconds."""
     for way in ways:
-        if measured.total(least=True) <= enough or (changed := way(measured)) is None:
+        before = measured.total(least=True)
+        if before <= enough or (changed := way(measured)) is None:
             continue
-        measured = changed.plan
-        yield Change(setting=changed.setting, value=changed.value, seconds=measured.total(least=True))
+        after = changed.plan.total(least=True)
+        if after < WORTH * before:
+            measured = changed.plan
+            yield Change(setting=changed.setting, value=changed.value, seconds=after)
 
 
 def _reasons(measured: Measured) -> str:

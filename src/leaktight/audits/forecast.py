@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import torch
@@ -32,10 +32,9 @@ from leaktight.audits.trial import reason_of
 from leaktight.core.errors import UsageError
 from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import Attack
-from leaktight.core.types import Broadcast
+from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation
 from leaktight.fl.local import evaluate
-from leaktight.fl.messages import Train
 from leaktight.results.forecast import AttackWork, Memory, TrainingWork
 from leaktight.results.schema import Track
 from leaktight.runtime.processes import Alone
@@ -239,13 +238,15 @@ def training_work(federation: Federation, defense: str, rounds: int, track: Trac
     local, sizes = federation.trainer.local, list(federation.sizes.values())
     name, largest = max(federation.sizes.items(), key=lambda each: each[1])
     small = shrunk(local, largest, _step(federation))
-    reduced = federation.with_trainer(local=small)
     clients = federation.plan.per_round or len(sizes)
-    state = reduced.first_state().server
-    broadcast = Broadcast(state.params, state.buffers, 0, reduced.trainer.model)
-    request = Train(broadcast, small.learning_rate, reduced.setup.aggregator.update_kind, 1.0)
+    plan = replace(federation.plan, min_clients=None, rounds=1)
+    reduced = replace(federation.with_trainer(local=small), plan=plan, drawn=(name,))
     began = time.process_time()
-    reduced.client(name).train_round(request, None)
+    try:
+        inprocess.run(reduced, workers=1, until=1, score=False)
+    except Exception as error:
+        raise_fault(error)
+        raise UsageError(f"training with the defense {defense} fails: {reason_of(error)}") from error
     loads = [load_of(local, size) for size in sizes]
     average = Load(*(round(sum(column) / len(loads)) for column in zip(*loads, strict=True)))
     seconds = (time.process_time() - began) * average.passes / load_of(small, largest).passes

@@ -6,6 +6,7 @@ local training until its time is up; what is left of it is extrapolated from its
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,7 +18,7 @@ import torch
 from leaktight.adaptive.auto import ENSEMBLES, MOST_SIMULATED, Auto, KnowingAuto
 from leaktight.adaptive.knowing import Knowing
 from leaktight.attacks.controls import Control
-from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.attack import LOOKS, SHORT_SEARCHES, SHORTER, Matching
 from leaktight.attacks.matching.spread import choose
 from leaktight.attacks.matching.view import Around, Matched, Simulation
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
@@ -43,25 +44,28 @@ STEP_SECONDS = 0.05
 
 
 class Load(NamedTuple):
-    """The work behind one update: its examples, local steps, and how often an example is used in all of them."""
+    """The work behind one update: its examples, local steps, how often an example is used in all of them, and the
+    batches of an epoch."""
 
     examples: int
     steps: int
     passes: int
+    batches: int = 1
 
     def times(self, clients: int) -> Load:
-        return Load(self.examples * clients, self.steps, self.passes * clients)
+        return Load(self.examples * clients, self.steps, self.passes * clients, self.batches)
 
 
 def load_of(local: LocalTraining, size: int) -> Load:
     """The work of a client with `size` examples.
 
     >>> load_of(LocalTraining(epochs=2, batch_size=4), 10)
-    Load(examples=10, steps=6, passes=20)
+    Load(examples=10, steps=6, passes=20, batches=3)
     """
     used = size if local.samples is None else min(local.samples, size)
     steps = local.num_steps(size)
-    return Load(used, steps, local.epochs * used if local.steps is None else steps * min(local.batch_size, used))
+    passes = local.epochs * used if local.steps is None else steps * min(local.batch_size, used)
+    return Load(used, steps, passes, local.steps_per_epoch(size))
 
 
 def attacked_load(experiment: Experiment) -> Load:
@@ -109,10 +113,14 @@ class Watch:
         if self.count > 2 and self.last > self.limit:
             raise TimeUp
 
+    @property
+    def rate(self) -> float:
+        """The seconds of each report after the first."""
+        return (self.last - self.first) / max(1, self.count - 1)
+
     def extrapolated(self, reports: float) -> float:
         """The seconds of this many reports."""
-        rate = (self.last - self.first) / max(1, self.count - 1)
-        return self.first + rate * max(0.0, reports - 1)
+        return self.first + self.rate * max(0.0, reports - 1)
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,8 @@ class Rehearsal:
             scene = runner.scene(spec)
             played = runner.play(spec, scene)
             play = (time.process_time() - began) * self.scale(simulated=True)
-            attack, found, whole = self._attack(spec, played, limit)
+            parts, found = self._attack(spec, played, limit)
+            attack = sum(self._full(part, play) for part in parts) * _repeats(spec, played)
             if judge is None:
                 began = time.process_time()
                 runner.scored(spec, scene, played, [found])
@@ -172,52 +181,113 @@ class Rehearsal:
         except Exception as error:  # as in a trial, the attack or the defense is to blame
             raise_fault(error)
             return Rehearsed(0.0, 0.0, judge or 0.0, reason_of(error))
-        return Rehearsed(play, attack, judge, None, whole)
+        return Rehearsed(play, attack, judge, None, all(part.whole for part in parts))
 
-    def _attack(self, spec: TrialSpec, played: Played, limit: float) -> tuple[float, Reconstruction, bool]:
-        """The seconds of the attack, a guess, and whether it ran to its end."""
+    def _attack(self, spec: TrialSpec, played: Played, limit: float) -> tuple[list[Part], Reconstruction]:
+        """The timed parts of the attack, and a guess."""
         entry, given = spec.attack, deepcopy(played.given[0])
-        repeats = len(played.given)
         if entry.role == "control":
             given = [without_update(each) for each in given]
-            repeats *= entry.value.draws if isinstance(entry.value, Control) else 1
         rng = self.small.rng(0).child("attack", entry.name).detached()
-        scale = self.scale(simulated=simulates(entry.value, attacked_load(self.full).steps))
-        seconds, found, whole = timed(entry.value, given, rng=rng, limit=limit, known=self.known)
-        return seconds * scale * repeats, found or _blank(given[0]), whole
+        parts, found = timed(entry.value, given, rng=rng, limit=limit, known=self.known)
+        return parts, found or _blank(given[0])
+
+    def _full(self, part: Part, play: float) -> float:
+        """The seconds of a part of an attack at the size of the plan. play: those of a round."""
+        load = attacked_load(self.full)
+        scale = self.scale(simulated=simulates(part.attack, load.steps))
+        return part.seconds * scale + settling(part, load, play, scale)
+
+
+def _repeats(spec: TrialSpec, played: Played) -> int:
+    """How often an attack runs in a trial: for each of several updates, or for each draw of a control."""
+    return len(played.given) * (spec.attack.value.draws if isinstance(spec.attack.value, Control) else 1)
+
+
+class Part(NamedTuple):
+    """A timed attack, or a member of an ensemble. first: seconds until its first report. rate: of each further one.
+
+    whole: it ran to its end; otherwise its seconds are extrapolated.
+    """
+
+    attack: Attack
+    seconds: float
+    first: float = 0.0
+    rate: float = 0.0
+    whole: bool = True
 
 
 def timed(
     attack: Attack, seen: Sequence[Observation], *, rng: Rng, limit: float, known: dict[Attack, float] | None = None
-) -> tuple[float, Reconstruction | None, bool]:
+) -> tuple[list[Part], Reconstruction | None]:
     """The processor time of an attack, extrapolated if it takes more than `limit` seconds; its guess, or None.
 
-    known: the seconds of closed forms, which are looked up and added to.
+    Orders of examples are not compared; see `settling`. known: the seconds of closed forms, looked up and added to.
     """
     known = {} if known is None else known
     members = _members(attack, seen[0])
-    total, found, errors, whole = 0.0, None, [], True
+    parts: list[Part] = []
+    errors: list[LeaktightError] = []
+    found = None
     for each in members:
         if each in known:
-            total += known[each]
+            parts.append(Part(each, known[each]))
             continue
-        shown = list(seen if each.joins_rounds else seen[-1:])
-        watch = Watch(limit / len(members))
+        shown, watch = list(seen if each.joins_rounds else seen[-1:]), Watch(limit / len(members))
         try:
-            found = each.reconstruct(shown, rng=rng, progress=watch)
-            seconds = time.process_time() - watch.began
-            total += seconds
-            if not each.searches and len(members) > 1:
-                known[each] = seconds
+            found = _in_one_order(each).reconstruct(shown, rng=rng, progress=watch)
+            parts.append(Part(each, time.process_time() - watch.began, watch.first, watch.rate))
         except TimeUp:
-            whole = False
-            total += max(watch.last, watch.extrapolated(reports_of(each, shown, rng)))
+            seconds = max(watch.last, watch.extrapolated(reports_of(each, shown, rng)))
+            parts.append(Part(each, seconds, watch.first, watch.rate, whole=False))
         except LeaktightError as error:
             raise_fault(error)
             errors.append(error)
+            continue
+        if not each.searches and len(members) > 1:
+            known[each] = parts[-1].seconds
     if len(errors) == len(members):
         raise errors[0]
-    return total, found, whole
+    return parts, found
+
+
+def settling(part: Part, load: Load, play: float, scale: float) -> float:
+    """The seconds in which an attack settles on an order of the examples over the steps, before its search.
+
+    play: those of the client's training. scale: how many times more work the update is than that of the rehearsal.
+    """
+    matching = matching_of(part.attack)
+    if matching is None or load.batches == 1 or not simulates(part.attack, load.steps):
+        return 0.0
+    sizes = [load.examples // load.batches] * load.batches
+    epochs = max(1, load.steps // load.batches)
+    several = epochs * (math.lgamma(load.examples + 1) - sum(math.lgamma(size + 1) for size in sizes))
+    number = round(math.exp(min(several, math.log(_simulation(matching.matched).orders))))
+    short = max(1, matching.iterations // SHORTER) * _reports_per_iteration(matching)
+    return number * LOOKS * play + min(number, SHORT_SEARCHES) * (part.first + short * part.rate) * scale
+
+
+def _simulation(matched: Matched) -> Simulation:
+    while isinstance(matched, Around):
+        matched = matched.inner
+    return matched if isinstance(matched, Simulation) else Simulation(orders=1)
+
+
+def _in_one_order(attack: Attack) -> Attack:
+    """The attack without its comparison of orders, where it has one."""
+    if isinstance(attack, Knowing):
+        inner = _in_one_order(attack.attack)
+        return replace(attack, attack=inner) if isinstance(inner, Preset | Matching) else attack
+    composed = attack.composition() if isinstance(attack, Preset) else attack
+    if not isinstance(composed, Matching):
+        return attack
+    return replace(composed, matched=_one_order(composed.matched))
+
+
+def _one_order(matched: Matched) -> Matched:
+    if isinstance(matched, Around):
+        return replace(matched, inner=_one_order(matched.inner))
+    return replace(matched, orders=1) if isinstance(matched, Simulation) else matched
 
 
 def _members(attack: Attack, seen: Observation) -> list[Attack]:
@@ -244,7 +314,7 @@ def simulates(attack: Attack, steps: int) -> bool:
     matching = matching_of(attack)
     if matching is None or isinstance(attack, Agic):
         return False
-    matched: Matched = matching.matched
+    matched = matching.matched
     while isinstance(matched, Around):
         matched = matched.inner
     return isinstance(matched, Simulation)
@@ -263,13 +333,18 @@ def reports_of(attack: Attack, seen: Sequence[Observation], rng: Rng) -> float:
     """How often an attack reports its progress, if it does not end early."""
     matching = matching_of(attack)
     if matching is None:
-        return float(getattr(attack, "candidates", None) or getattr(attack, "iterations", 0))
-    abreast = matching.optimizer.steps_per_iteration if isinstance(matching.optimizer, Lbfgs) else 1
-    steps = matching.iterations * abreast + getattr(attack, "latent_iterations", 0)
+        told: int = getattr(attack, "candidates", None) or getattr(attack, "iterations", 0)
+        return told
+    steps = matching.iterations * _reports_per_iteration(matching) + getattr(attack, "latent_iterations", 0)
     if matching.restarts == 1:
         return steps
     way, _ = choose(matching.workload, matching.evidence(seen, rng=rng), matching.parallel, 1)
     return steps if way == "vmap" else steps * matching.restarts
+
+
+def _reports_per_iteration(matching: Matching) -> int:
+    """L-BFGS reports every evaluation."""
+    return matching.optimizer.steps_per_iteration if isinstance(matching.optimizer, Lbfgs) else 1
 
 
 def _blank(seen: Observation) -> Reconstruction:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from leaktight.audits.footprint import bytes_of, search_bytes
 from leaktight.audits.forecast import LIMIT, Item, Measured, crude_attack, rehearsing
 from leaktight.audits.plan import AttackEntry
-from leaktight.audits.rehearsal import Load, Rehearsed, load_of, seconds_of_example, steps_of, timed
+from leaktight.audits.rehearsal import Load, Rehearsed, load_of, seconds_of_example, settling, steps_of, timed
 from leaktight.audits.trial import reason_of
 from leaktight.core.faults import raise_fault
 from leaktight.core.rng import Rng
@@ -63,8 +63,9 @@ def _cost(inspection: Inspection, entry: AttackEntry, load: Load, step: float) -
         return Rehearsed(0.0, crude, 0.0, None, False)
     rng = Rng(inspection.seed).child("inspect", entry.name).detached()
     try:
-        seconds, _, whole = timed(entry.value, [inspection.shown(entry)], rng=rng, limit=LIMIT)
+        parts, _ = timed(entry.value, [inspection.shown(entry)], rng=rng, limit=LIMIT)
     except Exception as error:  # as in a trial, the attack is to blame
         raise_fault(error)
         return Rehearsed(0.0, 0.0, 0.0, reason_of(error))
-    return Rehearsed(0.0, seconds, 0.0, None, whole)
+    seconds = sum(part.seconds + settling(part, load, step * load.passes, 1.0) for part in parts)
+    return Rehearsed(0.0, seconds, 0.0, None, all(part.whole for part in parts))

@@ -174,13 +174,13 @@ class Matching(Attack):
         most = max(view.orders for _, view, _ in evidence.views)
         if most == 1 or self.objective is None or not any(view.steps for _, view, _ in evidence.views):
             return evidence
-        score = partial(_loss_at_start, self.problem(evidence, rng, range(_LOOKS), together=False))
+        score = partial(_loss_at_start, self.problem(evidence, rng, range(LOOKS), together=False))
         with global_seed(rng.child("network")):
             orders = candidates(evidence, most, score, ordered=evidence.ordered, rng=rng.child("orders"))
-        likely = [in_order(evidence, order) for order in orders[:_SHORT_SEARCHES]]
+        likely = [in_order(evidence, order) for order in orders[:SHORT_SEARCHES]]
         if len(likely) == 1:
             return likely[0]
-        short = replace(self, iterations=max(1, self.iterations // _SHORTER), restarts=1, consensus=0.0)
+        short = replace(self, iterations=max(1, self.iterations // SHORTER), restarts=1, consensus=0.0)
         load = replace(short.workload, restarts=len(likely), abreast=False)
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         jobs = [_Job(short, each, rng, [0], False, False) for each in likely]
@@ -259,9 +259,9 @@ class Matching(Attack):
         return Reconstruction(found.guess, best.loss, notes, first_loss=first_loss, history=best.history)
 
 
-_LOOKS = 2  # starts at which the loss of an order is looked at
-_SHORT_SEARCHES = 8  # orders that get a short search
-_SHORTER = 30  # how many times shorter it is
+LOOKS = 2  # starts at which the loss of an order is looked at
+SHORT_SEARCHES = 8  # orders that get a short search
+SHORTER = 30  # how many times shorter it is
 
 
 def _loss_at_start(problem: MatchingProblem, order: Order) -> float:
