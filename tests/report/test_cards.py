@@ -54,7 +54,7 @@ class Rounds(MadeRun):
 
     def lose(self, *lost: str) -> Rounds:
         """Make these trials failed ones."""
-        failed = {"status": "failed", "error": "out of memory", "scores": {}, "images": None, "rank": None}
+        failed: dict[str, Any] = {"status": "failed", "error": "out of memory", "scores": {}, "images": None, "rank": None}
         self.trials = [changed(each, **failed) if each.id in lost else each for each in self.trials]
         self.write()
         return self
