@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from leaktight.audits.settings import AuditSettings
-from leaktight.core.devices import CPU, moved, working_on
+from leaktight.core.devices import CPU, placed, returned, working_on
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import ActiveAttack, Attack, follow
 from leaktight.core.rng import Rng
@@ -73,7 +73,7 @@ def reconstructed(
     """
     device = CPU if device.type == "mps" else device
     with working_on(device):
-        return moved(_joined(attack, moved(given, device), rng), CPU)
+        return returned(_joined(attack, placed(given, device), rng), device)
 
 
 def _joined(attack: Attack, given: Sequence[Sequence[Observation]], rng: Rng) -> Reconstruction:
