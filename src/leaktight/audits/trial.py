@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
-from leaktight.core.devices import CPU, moved
+from leaktight.core.devices import CPU, moved, placed
 from leaktight.core.errors import LeaktightError, MachineError, ModelError
 from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Images
@@ -117,7 +117,7 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics, device: torch.devic
     shown = guess.inputs[: len(truth)].nan_to_num(*[torch.nan] * 3)
     guess = Batch(shown, guess.targets[: len(truth)])
     aligned = align(guess.inputs, truth.inputs, match(guess.inputs, truth.inputs))
-    pair = moved((aligned, truth.inputs), device)
+    pair = placed((aligned, truth.inputs), device)
     scores: dict[str, tuple[float | None, ...] | None] = {
         name: tuple(metric(*pair).tolist()) for name, metric in metrics.metrics.items()
     }

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from leaktight.audits.settings import AuditSettings
-from leaktight.core.devices import CPU, moved, working_on
+from leaktight.core.devices import CPU, placed, returned, working_on
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import ActiveAttack, Attack, Progress, follow
 from leaktight.core.rng import Rng
@@ -79,7 +79,7 @@ def reconstructed(
     """
     device = CPU if device.type == "mps" else device
     with working_on(device):
-        return moved(_joined(attack, moved(given, device), rng, progress), CPU)
+        return returned(_joined(attack, placed(given, device), rng, progress), device)
 
 
 def _joined(

@@ -86,6 +86,16 @@ def moved(value: T, device: torch.device) -> T:
     return found
 
 
+def placed(value: T, device: torch.device) -> T:
+    """A value of the CPU on the device where work runs; if that is the CPU, the value as it is, at once."""
+    return value if device.type == "cpu" else moved(value, device)
+
+
+def returned(value: T, device: torch.device) -> T:
+    """The inverse of `placed`: what work on the device made, on the CPU."""
+    return value if device.type == "cpu" else moved(value, CPU)
+
+
 class _Move:
     """Moves values; one that occurs twice is moved once."""
 

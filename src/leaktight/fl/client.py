@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leaktight.core.devices import CPU, moved, working_on
+from leaktight.core.devices import placed, returned, working_on
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import PROBED, ClientFacts, Guard, Member, Report, RoundPlan, Sight
@@ -120,14 +120,14 @@ class Client:
         sight = self._sight(chosen[torch.cat(steps).unique()], here.child("guard", asked))
         trainer, state = self._receive(request.broadcast, trainer, state, sight, report)
         plan, device = self._plan(request, len(steps)), self.setup.device
-        trainer, memory, (params, buffers) = moved((trainer, state.defense, _own(request.broadcast, state)), device)
+        trainer, memory, (params, buffers) = placed((trainer, state.defense, _own(request.broadcast, state)), device)
         with timed(report):
             plan, memory = trainer.defense.on_round(plan, memory, rng=rng.child("round"), report=report)
-        batches = (moved(self.train.batch(chosen[step]), device) for step in steps)
+        batches = (placed(self.train.batch(chosen[step]), device) for step in steps)
         with secret_model(here.child("model", asked)), working_on(device):
             result = _trained(trainer, params, buffers, batches, plan, memory, rng=rng, report=report)
         update, memory = self._defended(request, result, params, len(chosen), rng=rng, report=report)
-        update, memory, result = moved((update, memory, result), CPU)
+        update, memory, result = returned((update, memory, result), device)
         kept = {name: tensor for name, tensor in result.params.items() if name not in update.tensors}
         state = replace(
             state, defense=memory, params=kept, buffers=_withheld(result.buffers, update, request.broadcast)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from leaktight.core.devices import CPU, for_float64, moved, working_on
+from leaktight.core.devices import CPU, for_float64, placed, working_on
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Defense, Report, Step
@@ -240,10 +240,10 @@ def evaluate(
 ) -> Evaluated:
     """Score a model in evaluation mode, on a device. chunk: number of examples in a forward pass."""
     total = Evaluated(0, 0, 0.0)
-    trainer, params, buffers = moved((trainer, params, buffers), device)
+    trainer, params, buffers = placed((trainer, params, buffers), device)
     with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"), working_on(device):
         for start in range(0, len(examples), chunk):
-            batch = moved(examples.batch(slice(start, start + chunk)), device)
+            batch = placed(examples.batch(slice(start, start + chunk)), device)
             outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))
             losses = example_losses(trainer.task, outputs, batch.targets)
             correct = correct_examples(trainer.task, outputs, batch.targets)
