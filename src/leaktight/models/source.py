@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leaktight.core.errors import ModelError, suggestion
 from leaktight.core.inputs import Images, Inputs
 from leaktight.core.tasks import Classification, Penalised, Task
-from leaktight.core.text import as_written
+from leaktight.core.text import as_written, sides
 from leaktight.models.surgery import mode_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -135,6 +135,6 @@ def check_fits(model: nn.Module, inputs: Inputs, num_classes: int, task: Task = 
     wanted = 2, *task.output_shape(got, num_classes)[1:]
     if got != wanted:
         raise ModelError(
-            f"expected outputs {wanted} for two {examples}, got {got}; choose a model for this task, built for "
+            f"expected outputs {sides(wanted)} for two {examples}, got {sides(got)}; choose a model for this task, built for "
             f"{num_classes} classes"
         )
