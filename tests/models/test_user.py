@@ -123,7 +123,7 @@ def test_check_fits_accepts_a_penalty() -> None:
     ("model", "message"),
     [
         (Returns(torch.zeros(2, 4)), r"expected outputs 2 x 3 .*got 2 x 4;"),
-        (Returns(torch.zeros(2, 3, 1)), r"got \(2, 3, 1\)"),
+        (Returns(torch.zeros(2, 3, 1)), r"got 2 x 3 x 1;"),
         (Returns({"logits": torch.zeros(2, 3)}), "got dict"),
         (nn.Sequential(nn.Flatten(), nn.Linear(17, 3)), "takes images of 1x4x4"),
     ],

@@ -135,6 +135,6 @@ def check_fits(model: nn.Module, inputs: Inputs, num_classes: int, task: Task = 
     wanted = 2, *task.output_shape(got, num_classes)[1:]
     if got != wanted:
         raise ModelError(
-            f"expected outputs {sides(wanted)} for two {examples}, got {sides(got)}; choose a model for this task, built for "
-            f"{num_classes} classes"
+            f"expected outputs {sides(wanted)} for two {examples}, got {sides(got)}; "
+            f"choose a model for this task, built for {num_classes} classes"
         )
