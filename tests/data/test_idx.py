@@ -107,7 +107,7 @@ GOOD = idx(np.arange(12).reshape(3, 2, 2))
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (GOOD[:-1], r"expected 12 bytes of data for sizes \(3, 2, 2\), got only 11"),
+        (GOOD[:-1], r"expected 12 bytes of data for sizes 3 x 2 x 2, got only 11"),
         (GOOD + b"x", "expected 12 bytes of data .* got more"),
         (GOOD[:9], "expected 3 sizes after the magic"),
         (b"", r"magic 00000803\), got magic nothing"),

@@ -75,7 +75,7 @@ def test_a_generator_of_ones_own_takes_classes_if_it_says_so() -> None:
     [
         (Dcgan(path="absent.pth"), "expected a file of weights at absent.pth, got none"),
         (Dcgan(path="absent.txt"), "expected a file of weights ending in"),
-        (OwnGenerator(target="tests.attacks.generators:flat", latent=3), r"make images \(2, C, H, W\) .* got \(2, 3\)"),
+        (OwnGenerator(target="tests.attacks.generators:flat", latent=3), r"make images \(2, C, H, W\) .* got 2 x 3"),
         (OwnGenerator(target="tests.attacks.generators:absent", latent=3), "has no 'absent'"),
         (OwnGenerator(target=LINEAR.target, latent=3, path="absent.pth"), "expected a file of weights at absent.pth"),
     ],

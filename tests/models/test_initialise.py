@@ -130,7 +130,7 @@ def test_misfit_names_the_first_few_and_changes_nothing(tmp_path: Path) -> None:
     message = str(error.value)
     assert "missing: features.0.bias, features.2.bias, features.4.bias and 1 more" in message
     assert "unexpected: strange.weight" in message
-    assert "of another shape: classifier.weight (7, 48) for (3, 48)" in message
+    assert "of another shape: classifier.weight 7 x 48 for 3 x 48" in message
     assert "\n" not in message
     assert digest(model.state_dict()) == before
 

@@ -250,6 +250,6 @@ def _ready(
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(f"expected {what} to take {wants}, got an error: {reason(error)}; check latent") from error
     if not isinstance(made, Tensor) or made.ndim != 4 or len(made) != 2:
-        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        got = sides(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise ModelError(f"expected {what} to make images (2, C, H, W) of two latents, got {got}; return only images")
     return Generator(network, latent, Images(*made.shape[1:]), num_classes, output)
