@@ -21,7 +21,7 @@ LEARNED = 0.1
 """The least share of the way from chance to 100 % that a model has learned."""
 SAME_TIME = 0.1
 """Times per round that differ by less than a tenth count as equal: a machine's timings vary that much."""
-LONGER = "Train longer (--set federation.rounds=N) or with another learning rate (--set local.learning_rate=X)"
+LONGER = "Train longer (`--set federation.rounds=N`) or with another learning rate (`--set local.learning_rate=X`)"
 
 
 def has_learned(ends: tuple[float, float], chance: float) -> bool:
