@@ -116,7 +116,8 @@ def _none_passed(others: Sequence[TradeoffRow], words: dict[str, Word]) -> Recom
     undecided = len(leaking) < len(others)
     start = "None of the defenses that could be judged" if undecided else "None of these defenses"
     if len(same) == 1:
-        least = f"{first.defense} leaks least: {_leak(first)}, {_accuracy(first)}."
+        how = "leaks" if len(leaking) == 1 else "leaks least"
+        least = f"{first.defense} {how}: {_leak(first)}, {_accuracy(first)}."
     else:
         least = f"Which of {listed(row.defense for row in same)} leaks least cannot be told from so few victims."
     return _nothing(f"{start} held. {least} Make one stronger, combine two, or use larger batches.")
