@@ -145,6 +145,11 @@ def test_the_tradeoff_trains_every_defense_to_the_end(tmp_path: Path) -> None:
     assert any(row.on_front for row in rows.values())
     assert summary.tradeoff.recommendation is not None
     assert summary.tradeoff.recommendation.because
+    targets = experiment.federation.dataset.test.targets
+    assert summary.tradeoff.examples == len(targets)
+    assert summary.tradeoff.chance == pytest.approx(float(targets.bincount().max()) / len(targets))
+    assert summary.answer is not None
+    assert str(summary.answer.recommended).endswith(summary.tradeoff.recommendation.because)
 
 
 def test_a_defense_that_cannot_be_trained_is_named_and_the_others_are_audited(tmp_path: Path) -> None:

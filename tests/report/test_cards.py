@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.report.made_run import BATCH, MadeRun, strip
-from tests.results.made import changed
+from tests.results.made import CRASHED, changed
 
 from leaktight.report.cards import Card, Evidence, View, cards_of
 from leaktight.report.html import render_report
@@ -54,14 +54,7 @@ class Rounds(MadeRun):
 
     def lose(self, *lost: str) -> Rounds:
         """Make these trials failed ones."""
-        failed: dict[str, object] = {
-            "status": "failed",
-            "error": "out of memory",
-            "scores": {},
-            "images": None,
-            "rank": None,
-        }
-        self.trials = [changed(each, **failed) if each.id in lost else each for each in self.trials]
+        self.trials = [changed(each, **CRASHED, images=None) if each.id in lost else each for each in self.trials]
         self.write()
         return self
 

@@ -167,6 +167,8 @@ def test_which_defense_leaks_least_is_said_only_if_it_can_be_told() -> None:
     assert "Which of noise and clip leaks least cannot be told from so few victims." in close.because
     clear = advice(both, leaks={"noise": 0.95, "clip": 0.61}, victims=60)
     assert "None of these defenses held. clip leaks least: SSIM 0.67 at worst" in clear.because
+    alone = advice({"none": 0.9, "noise": 0.9}, leaks={"noise": 0.9})
+    assert "None of these defenses held. noise leaks: SSIM 0.92 at worst" in alone.because
 
 
 def test_nothing_is_recommended_if_no_attack_works() -> None:

@@ -21,7 +21,7 @@ LEARNED = 0.1
 """The least share of the way from chance to 100 % that a model has learned."""
 SAME_TIME = 0.1
 """Times per round that differ by less than a tenth count as equal: a machine's timings vary that much."""
-LONGER = "Train longer (--set federation.rounds=N) or with another learning rate (--set local.learning_rate=X)"
+LONGER = "Train longer (`--set federation.rounds=N`) or with another learning rate (`--set local.learning_rate=X`)"
 
 
 def has_learned(ends: tuple[float, float], chance: float) -> bool:
@@ -116,7 +116,8 @@ def _none_passed(others: Sequence[TradeoffRow], words: dict[str, Word]) -> Recom
     undecided = len(leaking) < len(others)
     start = "None of the defenses that could be judged" if undecided else "None of these defenses"
     if len(same) == 1:
-        least = f"{_name(first)} leaks least: {_leak(first)}, {_accuracy(first)}."
+        how = "leaks" if len(leaking) == 1 else "leaks least"
+        least = f"{_name(first)} {how}: {_leak(first)}, {_accuracy(first)}."
     else:
         least = f"Which of {listed(map(_name, same))} leaks least cannot be told from so few victims."
     return _nothing(f"{start} held. {least} Make one stronger, combine two, or use larger batches.")
