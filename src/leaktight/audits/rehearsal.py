@@ -333,7 +333,7 @@ def reports_of(attack: Attack, seen: Sequence[Observation], rng: Rng) -> float:
     """How often an attack reports its progress, if it does not end early."""
     matching = matching_of(attack)
     if matching is None:
-        told: int = getattr(attack, "candidates", None) or getattr(attack, "iterations", 0)
+        told: int = getattr(attack, "candidates", 0) or getattr(attack, "iterations", 0)
         return told
     steps = matching.iterations * _reports_per_iteration(matching) + getattr(attack, "latent_iterations", 0)
     if matching.restarts == 1:
