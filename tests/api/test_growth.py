@@ -23,7 +23,7 @@ from leaktight.results.verify import verify
 
 SECRET = f"secret_seed={'5' * 64}"
 CLIP = '\n[[defense]]\nkind = "clipping"\n'
-DLG = '\n[[attack]]\nkind = "dlg"\niterations = 1\n'
+DLG = '\n[[attack]]\nkind = "dlg"\niterations = 1\nrestarts = 1\nbackend = "eager"\n'
 
 
 class Counted(Watcher):
@@ -129,7 +129,14 @@ def settings_of(run: str) -> dict[str, Any]:
 def test_without_a_config_the_run_has_its_own_settings_and_named_methods_are_added() -> None:
     audit(scene(), "runs/audit-001")
     watcher = Counted()
-    lt.audit(resume=True, trials=3, attacks=["dlg"], settings=["attack.iterations=1"], adaptive=False, watcher=watcher)
+    lt.audit(
+        resume=True,
+        trials=3,
+        attacks=["dlg"],
+        settings=["attack.iterations=1", "attack.restarts=1", "attack.backend=eager"],
+        adaptive=False,
+        watcher=watcher,
+    )
     assert len(watcher.ran) == 4 + 2 * 3, "one more victim of 4 cells, and 3 of each of 2 new cells"
     audit(scene(DLG), "whole", trials=3)
     grown, whole = settings_of("runs/audit-001"), settings_of("whole")
