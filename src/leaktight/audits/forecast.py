@@ -106,11 +106,12 @@ class Measured:
 
     def total(self, *, least: bool) -> float:
         """The seconds of the plan, with the least or the most trials."""
-        trials = sum((item.least if least else item.most) * item.cost.seconds for item in self.items)
+        numbers = [item.least if least else item.most for item in self.items]
+        trials = sum(number * item.cost.seconds for number, item in zip(numbers, self.items, strict=True))
         training = sum(
             work.rounds * work.clients * work.seconds / min(self.processes, work.clients) for work in self.trainings
         )
-        return self.start + training + trials / self.processes
+        return self.start + training + trials / max(1, min(self.processes, sum(numbers)))
 
     @property
     def memory(self) -> Memory:
