@@ -64,13 +64,17 @@ class Examined:
 
     @cached_property
     def verified(self) -> bool:
-        """Whether the examples explain the update a thousand times better than copies of them do."""
+        """Whether the examples explain the update a thousand times better than copies of them do.
+
+        Either all of it, or its entries that are not zero, if the others were pruned.
+        """
         if self.seen is None:
             return False
         copies = copies_of(self.truth.inputs)
-        some = copies[:: max(1, len(copies) // _COMPARED)]
-        others = min(1 - explained(self.seen, Batch(each, self.truth.targets)) for each in some)
-        return 1 - explained(self.seen, self.truth) <= VERIFIED * others
+        some = [Batch(each, self.truth.targets) for each in copies[:: max(1, len(copies) // _COMPARED)]]
+        whole, visible = _residuals(self.seen, self.truth)
+        others = [_residuals(self.seen, each) for each in some]
+        return whole <= VERIFIED * min(own for own, _ in others) or visible <= VERIFIED * min(own for _, own in others)
 
 
 def examine(captured: Captured, truth: Batch, *, defended: bool = False) -> Examined | None:
@@ -87,7 +91,7 @@ def examine(captured: Captured, truth: Batch, *, defended: bool = False) -> Exam
     if masked is not None and (own := explained(masked, truth)) >= max(EXPLAINED, cosine):
         words = f"with these the true images explain it: cosine {own:.3f}, with other masks {cosine:.3f}"
         return Examined(truth, masked, words)
-    if cosine >= EXPLAINED:
+    if cosine >= EXPLAINED or (not random and 1 - _residuals(seen, truth)[1] >= EXPLAINED):
         return Examined(truth, None if random else seen)
     if random and (words := _as_usual(seen, truth)):
         return Examined(truth, None, words)
@@ -104,6 +108,13 @@ def label_read(seen: Observation) -> Tensor | None:
         return None if rule is None else rule.infer(blind, 1, rng=Rng(0).child("label"))
     except LeaktightError:
         return None
+
+
+def _residuals(seen: Observation, truth: Batch) -> tuple[float, float]:
+    """1 - cosine between the update that these examples would cause and the observed one: all of it, and where that is
+    not zero."""
+    made, wanted = _made(seen, truth)
+    return 1 - _cosine(made, wanted), 1 - _cosine(made[wanted != 0], wanted[wanted != 0])
 
 
 def explained(seen: Observation, truth: Batch) -> float:

@@ -70,7 +70,7 @@ def _attacker(cell: CellTrials, own: Conclusion, panel: Panel) -> AttackerVerdic
         verdict=own.word if cell is own.cell else level,
         because=own.because if cell is own.cell else f"{named(cell)}: {scores(cell) if cell.valid else faults(cell)}.",
         victims=len(cell.victims),
-        reconstructed=len(cell.reconstructed),
+        reconstructed=len(cell.reconstructed) if level == "reconstructed" else 0,
     )
 
 
@@ -149,12 +149,14 @@ def _failure(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials
     score, control, rank = best.done[0].score("ssim"), best.control("ssim"), best.done[0].rank
     scored = "no score is finite" if score is None else f"SSIM {score:.2f} at best, by {named(best)}"
     beside = "" if control is None else f" (without the update {control:.2f})"
-    failure = f"{listed([named(cell) for cell in done])} did not reconstruct it: {scored}{beside}"
+    said = "seemed to reconstruct it" if best.reconstructed else "did not reconstruct it"
+    whose = [best] if best.reconstructed else done
+    failure = f"{listed([named(cell) for cell in whose])} {said}: {scored}{beside}"
     if rank is not None:
         place = f"place {rank.place} of {rank.decoys + 1} for {_truth(inspection)}"
         return f"{failure}; among {_others(inspection)} that is {place}, which may be chance."
     return (
-        f"{failure}. Whether that is more than the kind of image was not tested: there are no images to compare with."
+        f"{failure}. Whether that is this image or only one of its kind is not known: there are none to compare with."
     )
 
 
