@@ -76,7 +76,7 @@ def counts() -> Iterator[Count]:
         campaign.begin()
         yield killed(campaign, KILLS)
         yield terminated(campaign, TERMS)
-        yield worker_killed(campaign, "training, none: round 1", "while a defense is trained", WORKERS_KILLED)
+        yield worker_killed(campaign, "training, no defense: round 1", "while a defense is trained", WORKERS_KILLED)
         yield worker_killed(campaign, "1 of 10:", "while attacking", WORKERS_KILLED)
         if own_mounts():
             yield disk_full(campaign, DISKS)
@@ -109,7 +109,7 @@ def terminated(campaign: Campaign, number: int) -> Count:
     for place in range(number):
         run = f"terminated-{place}"
         process = scene.start(run)
-        scene.wait_for(run, ("training, none: round 1", "1 of 10:")[place % 2], process)
+        scene.wait_for(run, ("training, no defense: round 1", "1 of 10:")[place % 2], process)
         process.send_signal(signal.SIGTERM)
         ended = scene.wait(process, run)
         held.append(campaign.refused(run, ended, 1, "SIGTERM", "--resume") and campaign.same(run))

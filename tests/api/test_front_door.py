@@ -168,7 +168,7 @@ def test_what_makes_no_sense_is_named(options: dict[str, object], message: str) 
     [
         ({"trials": "ten"}, "expected trials to be an integer or 'auto', got 'ten'"),
         ({"trials": 2.0}, "expected trials to be an integer or 'auto', got 2.0"),
-        ({"trials": True}, "expected trials to be an integer or 'auto', got True"),
+        ({"trials": True}, "expected trials to be an integer or 'auto', got true"),
         ({"confidence": "0.05"}, "expected confidence to be a number > 0 and < 1, got '0.05'"),
         ({"budget": "5"}, "or minutes > 0, got '5'"),
     ],

@@ -22,7 +22,9 @@ from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.audits.experiment import TrialRunner
 from leaktight.audits.plan import AttackEntry, Experiment
+from leaktight.audits.requirements import check_requirements
 from leaktight.audits.trial import best_of, digest_of, extractor, judge, picture_paths
+from leaktight.core.errors import UsageError
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
@@ -128,12 +130,10 @@ def test_defenses_that_change_the_network_or_remember_can_be_attacked_after_trai
     assert line.model_accuracy == states.training[defense].rounds[0].accuracy
 
 
-def test_what_is_not_disclosed_is_a_failed_trial_with_its_reason(tmp_path: Path) -> None:
+def test_what_is_not_disclosed_is_an_error_before_any_work(tmp_path: Path) -> None:
     told = "attack.0.labels={kind='given'}"
-    line = first_trial(small_experiment(tmp_path, "threat.knows=['batch_size', 'local_training']", told))
-    assert line.status == "failed"
-    assert "needs 'labels'" in (line.error or "")
-    assert line.scores == {}
+    with pytest.raises(UsageError, match="csdlg needs the labels, which the threat model does not disclose"):
+        small_experiment(tmp_path, "threat.knows=['batch_size', 'local_training']", told)
 
 
 def test_an_unexpected_error_fails_one_trial_only(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_each_sees_what_its_threat_model_says(tmp_path: Path, changes: dict[str,
 def test_a_malicious_server_sends_another_model_and_a_curious_one_may_not(tmp_path: Path) -> None:
     malicious = with_attack(small_experiment(tmp_path, "threat.server='malicious'"), Zeroing())
     assert (first_trial(malicious).ledger.assumed or "")[1] == "0.0"
-    curious = first_trial(with_attack(small_experiment(tmp_path), Zeroing()))
-    assert 'threat.server = "malicious"' in (curious.error or "")
+    with pytest.raises(UsageError, match=r'set in \[threat\]: server = "malicious"'):
+        check_requirements(with_attack(small_experiment(tmp_path), Zeroing()))
 
 
 def test_the_sum_of_a_round_is_judged_against_all_its_examples(tmp_path: Path) -> None:
@@ -261,7 +261,8 @@ def test_labels_that_were_given_are_not_scored(tmp_path: Path) -> None:
 
 
 def test_labels_do_not_tell_how_many_examples_there_are(tmp_path: Path) -> None:
-    seen = shown_to(small_experiment(tmp_path, BATCH, "threat.knows=['labels']", AVERAGED))
+    attack = "attack={kind='mean_image'}"
+    seen = shown_to(small_experiment(tmp_path, BATCH, "threat.knows=['labels']", AVERAGED, attack))
     assert seen.batch_size is None
     assert seen.update.num_examples is None
     assert seen.labels is not None

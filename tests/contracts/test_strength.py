@@ -138,6 +138,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config, run = folder / "small.toml", folder / "run"
     parts = SMALL.split("[[defense]]")[0] + "[[defense]]\nkind = 'lrp'\n[[defense]]\nkind = 'minmax'\n"
     parts += "[[defense]]\nkind = 'dp_sgd'\nclip_norm = 2.0\n[[attack]]" + SMALL.split("[[attack]]", 1)[1]
+    parts = parts.replace("per_round = 2", "per_round = 2\naggregator = {kind = 'fedavg', scheme = 'I'}")
     config.write_text(parts.replace("trials = 2", "trials = 1\nattack_round = 1"))
 
     def called(*arguments: str) -> str:

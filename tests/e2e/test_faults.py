@@ -67,7 +67,7 @@ def test_a_damaged_line_is_refused_and_the_remedy_works(campaign: Campaign) -> N
 @pytest.mark.slow
 def test_kills_and_second_processes(parallel: Campaign) -> None:
     assert_held(killed(parallel, 3))
-    assert_held(worker_killed(parallel, "training, none: round 1", "while a defense is trained", 1))
+    assert_held(worker_killed(parallel, "training, no defense: round 1", "while a defense is trained", 1))
     assert_held(worker_killed(parallel, "1 of 10:", "while attacking", 1))
     assert_held(two_processes(parallel))
 

@@ -101,15 +101,14 @@ def train(
         played(len(rows) + 1)
     final = played(until)
     weights = {**final.server.params, **final.server.buffers}
+    stated = {} if defense_settings is None else {"settings": dict(defense_settings)}
     write_atomically(folder.model, safetensors.torch.save({name: each.contiguous() for name, each in weights.items()}))
     summary = TrainingSummary(
         schema_version=SCHEMA_VERSION,
         run=str(folder.path),
         rounds=tuple(rows),
         final=Final(accuracy=rows[-1].accuracy, loss=rows[-1].loss),
-        defense=DefenseCost.model_validate(
-            {"kind": defense_kind, "settings": dict(defense_settings or {}), **_defense_figures(rows)}
-        ),
+        defense=DefenseCost.model_validate({"kind": defense_kind, **stated, **_defense_figures(rows)}),
         seconds=sum(row.seconds for row in rows),
         model_digest=digest(weights),
     )
