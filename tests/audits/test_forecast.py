@@ -216,3 +216,36 @@ def test_a_short_plan_is_not_rehearsed_before_it_runs(tmp_path: Path, monkeypatc
     planned = plan("audit", path)
     assert crude_seconds(planned.experiments, whole=False) < 60
     assert planned.doubts() == ()
+
+
+def test_a_dry_run_of_a_resumed_run_counts_what_is_left(here: Here) -> None:
+    assert here("audit", "small.toml", "--trials", "1", "--no-adaptive", "--out", "run", "--workers", "0")[0] == 0
+    more = ("audit", "--resume", "--out", "run", "--no-adaptive", "--workers", "0", "--dry-run")
+    code, text, _ = here(*more, "--trials", "3", "--json")
+    assert code == 0
+    found = Forecast.model_validate_json(text)
+    assert found.grows_by == ("audit.trials from 1 to 3",)
+    assert found.trials == (2 * found.finished,) * 2
+    assert sum(each.trials[0] for each in found.attacks) == found.trials[0]
+    _, text, _ = here(*more)
+    assert f"0; {found.finished} more are finished" in text
+
+
+def test_a_dry_run_is_refused_where_the_run_would_be(here: Here) -> None:
+    assert here("audit", "small.toml", "--trials", "1", "--no-adaptive", "--out", "run", "--workers", "0")[0] == 0
+    changed = ("audit", "--resume", "--out", "run", "--set", "local.learning_rate=0.5", "--dry-run")
+    code, _, words = here(*changed)
+    assert code == 2
+    assert "local.learning_rate is" in words
+    code, _, words = here("audit", "small.toml", "--out", "run", "--dry-run")
+    assert code == 2
+    assert "already holds a run; add --resume" in words
+
+
+def test_a_forecast_names_defenses_with_their_settings(here: Here) -> None:
+    code, text, _ = here("tradeoff", "small.toml", "--trials", "1", "--workers", "0", "--dry-run")
+    assert code == 0
+    words = " ".join(text.split())
+    assert "knowing noise (noise_std" in words
+    assert "training no defense: 3 rounds" in words
+    assert "training noise (noise_std" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.here import Here
 
 import leaktight
 from leaktight.cli import docs
+from leaktight.cli.pages import Page
 from leaktight.config.catalogue import CATALOGUE
 from leaktight.config.details import details
 
@@ -65,15 +67,28 @@ def test_links_become_commands(here: Here) -> None:
         assert re.findall(r"\]\((?!https?:)[^)]*\.md", text) == [], topic
 
 
-def test_a_terminal_gets_a_page_that_fits_it(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_gets_whole_pages_that_fit_it(width: int) -> None:
+    """No word of a table is cut: names of settings and threat models are to be copied."""
     pages = docs.topics()
-    from rich.markdown import Markdown
+    for topic, page in pages.items():
+        text, stream = docs.readable(page.read_text(), topic, pages), io.StringIO()
+        Console(width=width, file=stream).print(Page(text))
+        shown = stream.getvalue()
+        assert max(map(len, shown.splitlines())) <= width, topic
+        assert shown.count("\N{HORIZONTAL ELLIPSIS}") <= text.count("\N{HORIZONTAL ELLIPSIS}"), topic
+        assert not any(line.startswith(("# ", "|---")) for line in shown.splitlines()), topic
 
-    console = Console(width=80, force_terminal=False)
-    console.print(Markdown(docs.readable(pages["metrics"].read_text(), "metrics", pages)))
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any(line.startswith(("#", "|---")) for line in lines)
+
+def test_a_table_that_is_too_wide_is_shown_row_by_row() -> None:
+    stream = io.StringIO()
+    table = "| kind | settings | acts on |\n|---|---|---|\n| `dp_sgd` | `noise_multiplier`, `delta` | |\n"
+    Console(width=32, file=stream).print(Page(table))
+    assert [line.rstrip() for line in stream.getvalue().splitlines() if line.strip()] == [
+        " dp_sgd",
+        "   settings  noise_multiplier,",
+        "             delta",
+    ]
 
 
 def test_what_it_cannot_find_is_suggested(here: Here) -> None:

@@ -75,6 +75,8 @@ def test_a_setting_of_one_of_several_attacks_has_to_name_it() -> None:
         LeaktightError, match=r"say which: attack.0.iterations=20 \(csdlg\) or attack.1.iterations=20 \(dlg\)"
     ):
         plan("audit", attacks=["csdlg", "dlg"], settings=["attack.iterations=20"])
+    alone = plan("audit", attacks=["csdlg"], settings=["attack.csdlg.iterations=20"]).config.attacks[0]
+    assert getattr(alone, "iterations", None) == 20, "as a dry run writes it, also where there is only one"
     named = plan("audit", attacks=["csdlg", "dlg"], settings=["attack.csdlg.iterations=20"]).config.attacks[:2]
     assert [each.iterations for each in named] == [20, ATTACKS["dlg"]().iterations]  # type: ignore[attr-defined]
     alone = plan("audit", settings=["attack.budget=standard"])

@@ -12,6 +12,7 @@ from typing import Literal, Unpack
 from leaktight.adaptive.auto import ENSEMBLES, Budget
 from leaktight.api.runs import (
     continued,
+    continues,
     growing,
     held_tables,
     parse_workers,
@@ -63,11 +64,20 @@ class PlannedAudit:
             return self.onto
         return run_path(self.command, self.config.to_toml(), out, resume=resume)
 
-    def forecast(self, workers: int | str | None = 0) -> Forecast:
-        """What the run does, how long it takes and how much memory, by a short rehearsal; and what to change."""
+    def forecast(
+        self, workers: int | str | None = 0, *, out: Path | str | None = None, resume: bool = False
+    ) -> Forecast:
+        """What the run does, how long it takes and how much memory, by a short rehearsal; and what to change.
+
+        out, resume: as in a run, which is refused for the same reasons; what is finished there is not counted.
+        """
         from leaktight.api.forecast import forecast_audit  # not needed for a run
 
-        return forecast_audit(self.command, self.experiments, self.facts, workers=workers, budget=self.budget)
+        path, fits = self.folder(out, resume=resume), partial(require_room, self.experiments)
+        words = continues(path, self.config.to_toml(), check_audit, resume=resume, fits=fits)
+        return forecast_audit(
+            self.command, self.experiments, self.facts, workers=workers, budget=self.budget, held=path, grows_by=words
+        )
 
     def doubts(self, workers: int | str | None = 0) -> Sequence[Problem]:
         """Why the run may not end; empty for a plan that seems short."""

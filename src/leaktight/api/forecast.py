@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from leaktight.api.runs import PRELOAD, parse_workers
 from leaktight.audits.advice import LONG, problems_of
 from leaktight.audits.forecast import (
     Measured,
+    Named,
     check_defenses,
     crude_seconds,
     crude_training,
     measure,
     measure_training,
 )
+from leaktight.audits.growth import finished_in
 from leaktight.audits.plan import Experiment
 from leaktight.audits.rehearsal import Load, attacked_load
 from leaktight.fl.federation import Federation
+from leaktight.inspections.forecast import captured_load, measure_inspection
 from leaktight.inspections.forecast import crude_seconds as crude_inspection
-from leaktight.inspections.forecast import measure_inspection
 from leaktight.inspections.inspection import Inspection
 from leaktight.results.forecast import Forecast, Problem
 from leaktight.results.schema import SCHEMA_VERSION, Plain
+from leaktight.results.store import read_trials
 from leaktight.runtime.processes import num_processes
 
 BASIS = (
@@ -39,27 +43,50 @@ def forecast_audit(
     *,
     workers: int | str | None,
     budget: float | None,
+    held: Path,
+    grows_by: Sequence[str],
 ) -> Forecast:
-    """Rehearse an audit or a trade-off. workers: as in `leaktight.audit`. budget: minutes."""
+    """Rehearse what is left of an audit or a trade-off. workers: as in `leaktight.audit`. budget: minutes.
+
+    held: the folder of the run. grows_by: in words.
+    """
     for each in experiments:
         check_defenses(each)
-    measured = measure(experiments, whole=command == "tradeoff", processes=_processes(workers), preload=PRELOAD)
+    finished = finished_in(experiments, held)
+    whole, processes = command == "tradeoff", _processes(workers)
+    measured = measure(experiments, whole=whole, processes=processes, preload=PRELOAD, finished=finished, held=held)
     load = max((attacked_load(each) for each in experiments), key=lambda each: each.passes)
-    return _forecast(command, measured, facts, load, problems_of(measured, budget=budget))
+    problems = problems_of(measured, budget=budget)
+    return _forecast(command, measured, facts, load, problems, len(finished), grows_by)
 
 
 def forecast_training(
-    federation: Federation, defense: str, facts: Mapping[str, Plain], workers: int | None
+    federation: Federation,
+    defense: Named,
+    facts: Mapping[str, Plain],
+    workers: int | None,
+    *,
+    held: Path,
+    grows_by: Sequence[str],
 ) -> Forecast:
-    """Rehearse a training run."""
-    measured = measure_training(federation, defense, processes=num_processes(workers))
-    return _forecast("train", measured, facts, Load(0, 0, 0), problems_of(measured))
+    """Rehearse what is left of a training run."""
+    measured = measure_training(federation, defense, processes=num_processes(workers), held=held)
+    return _forecast("train", measured, facts, Load(0, 0, 0), problems_of(measured), 0, grows_by)
 
 
-def forecast_inspection(inspection: Inspection, facts: Mapping[str, Plain], workers: int | str | None) -> Forecast:
-    """Rehearse an inspection."""
-    measured = measure_inspection(inspection, processes=_processes(workers), preload=PRELOAD)
-    return _forecast("inspect", measured, facts, measured.items[0].load, problems_of(measured))
+def forecast_inspection(
+    inspection: Inspection,
+    facts: Mapping[str, Plain],
+    workers: int | str | None,
+    *,
+    held: Path,
+    grows_by: Sequence[str],
+) -> Forecast:
+    """Rehearse what is left of an inspection."""
+    finished = read_trials(held)
+    measured = measure_inspection(inspection, processes=_processes(workers), preload=PRELOAD, finished=finished)
+    problems, load = problems_of(measured), captured_load(inspection)
+    return _forecast("inspect", measured, facts, load, problems, len(finished), grows_by)
 
 
 def doubts_of_audit(
@@ -72,7 +99,7 @@ def doubts_of_audit(
     return problems_of(measure(experiments, whole=whole, processes=processes, preload=PRELOAD), budget=budget)
 
 
-def doubts_of_training(federation: Federation, defense: str, workers: int | None) -> Sequence[Problem]:
+def doubts_of_training(federation: Federation, defense: Named, workers: int | None) -> Sequence[Problem]:
     """As `doubts_of_audit`, of a training run."""
     processes = num_processes(workers)
     if crude_training(federation, federation.plan.rounds) / processes < DOUBTFUL:
@@ -101,13 +128,21 @@ def _processes(workers: int | str | None) -> int:
 
 
 def _forecast(
-    command: str, measured: Measured, facts: Mapping[str, Plain], load: Load, problems: Sequence[Problem]
+    command: str,
+    measured: Measured,
+    facts: Mapping[str, Plain],
+    load: Load,
+    problems: Sequence[Problem],
+    finished: int,
+    grows_by: Sequence[str],
 ) -> Forecast:
     return Forecast(
         schema_version=SCHEMA_VERSION,
         command=command,
         scenario=dict(facts),
         trials=(sum(item.least for item in measured.items), sum(item.most for item in measured.items)),
+        finished=finished,
+        grows_by=tuple(grows_by),
         training_rounds=sum(work.rounds for work in measured.trainings),
         examples=load.examples,
         local_steps=load.steps,

@@ -9,7 +9,7 @@ from typing import Literal, Required, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from leaktight.api.runs import growing, parse_workers, recorded_call, require_resumed, run_path
+from leaktight.api.runs import continues, growing, parse_workers, recorded_call, require_resumed, run_path
 from leaktight.api.scenario import Method, require_keywords
 from leaktight.audits.run import Watcher
 from leaktight.config.capture import CaptureRequest
@@ -37,11 +37,18 @@ class PlannedInspection:
         """The folder of its results; see `run_path`."""
         return run_path("inspect", self.prepared.record, out, resume=resume)
 
-    def forecast(self, workers: int | str | None = 0) -> Forecast:
-        """How long the attacks take and how much memory, by a moment of each; and what to change."""
+    def forecast(
+        self, workers: int | str | None = 0, *, out: Path | str | None = None, resume: bool = False
+    ) -> Forecast:
+        """How long the attacks take and how much memory, by a moment of each; and what to change.
+
+        out, resume: as in a run, which is refused for the same reasons; what is finished there is not counted.
+        """
         from leaktight.api.forecast import forecast_inspection  # not needed for a run
 
-        return forecast_inspection(self.prepared.inspection, self.prepared.facts, workers)
+        path = self.folder(out, resume=resume)
+        words = continues(path, self.prepared.record, check_inspection, resume=resume)
+        return forecast_inspection(self.prepared.inspection, self.prepared.facts, workers, held=path, grows_by=words)
 
     def doubts(self, workers: int | str | None = 0) -> Sequence[Problem]:
         """Why the run may not end; empty for a plan that seems short."""

@@ -10,12 +10,15 @@ from leaktight.config.settings import Config
 from leaktight.core.errors import UsageError
 from leaktight.core.files import write_atomically
 from leaktight.results.differences import Table, read_record
-from leaktight.results.folder import Grow, RunFolder, latest_folder, next_folder, started_folders
+from leaktight.results.folder import Grow, RunFolder, latest_folder, next_folder, require_free, started_folders
 from leaktight.results.store import read_text
 from leaktight.results.verify import require_unchanged
 from leaktight.runtime.cluster import Ray
 from leaktight.runtime.executor import Executor
 from leaktight.runtime.processes import Alone, Processes
+
+Check = Callable[[object, Table, Table], list[str]]
+"""By what a run grows, given its folder and both records; an error that names settings if it may not."""
 
 RUNS = Path("runs")
 PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
@@ -63,8 +66,31 @@ def held_tables(path: Path) -> Table:
     return read_record(read_text(config), config)
 
 
+def continues(
+    path: Path,
+    config_text: str,
+    check: Check,
+    *,
+    resume: bool,
+    fits: Callable[[Path], None] = lambda path: None,
+) -> list[str]:
+    """By what the run in `path` grows with these settings; UsageError if it cannot go on. Nothing is written.
+
+    check, fits: as in `growing`.
+    """
+    folder = RunFolder(path)
+    require_free(folder, resume=resume)
+    if not folder.started:
+        return []
+    same = read_text(folder.config) == config_text
+    words = [] if same else check(path, held_tables(path), read_record(config_text, "the new settings"))
+    require_unchanged(path)
+    fits(path)
+    return words
+
+
 def growing(
-    check: Callable[[object, Table, Table], list[str]],
+    check: Check,
     call: str = "",
     *,
     fits: Callable[[Path], None] = lambda path: None,
@@ -76,10 +102,8 @@ def growing(
     """
 
     def grow(folder: RunFolder, config_text: str) -> None:
-        words = check(folder.path, held_tables(folder.path), read_record(config_text, "the new settings"))
-        require_unchanged(folder.path)  # now: the old digest is withdrawn with the old settings
-        fits(folder.path)
-        folder.grow(config_text, call)
+        words = continues(folder.path, config_text, check, resume=True, fits=fits)
+        folder.grow(config_text, call)  # withdraws the old digest with the old settings
         tell(words)
 
     return grow

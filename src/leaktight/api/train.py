@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from leaktight.api.runs import continued, growing, run_path
+from leaktight.api.runs import continued, continues, growing, run_path
 from leaktight.api.scenario import Scenario, Source, configure
 from leaktight.config.audit import federation_facts
 from leaktight.config.growth import check_training
@@ -52,17 +52,23 @@ class PlannedTraining:
         """Facts about the scenario, for readers."""
         return federation_facts(self.config, self.federation)
 
-    def forecast(self, workers: int | None = 0) -> Forecast:
-        """The rounds and examples of the run, how long it takes and how much memory, by a short rehearsal."""
+    def forecast(self, workers: int | None = 0, *, out: Path | str | None = None, resume: bool = False) -> Forecast:
+        """The rounds and examples of the run, how long it takes and how much memory, by a short rehearsal.
+
+        out, resume: as in a run, which is refused for the same reasons; what is finished there is not counted.
+        """
         from leaktight.api.forecast import forecast_training  # not needed for a run
 
-        return forecast_training(self.federation, self.defense_name, self.facts, workers)
+        path, defense = self.folder(out, resume=resume), (self.defense_name, settings_of(self.config.defense))
+        words = continues(path, self.config.to_toml(), check_training, resume=resume)
+        return forecast_training(self.federation, defense, self.facts, workers, held=path, grows_by=words)
 
     def doubts(self, workers: int | None = 0) -> Sequence[Problem]:
         """Why the run may not end; empty for a plan that seems short."""
         from leaktight.api.forecast import doubts_of_training
 
-        return doubts_of_training(self.federation, self.defense_name, workers)
+        defense = self.defense_name, settings_of(self.config.defense)
+        return doubts_of_training(self.federation, defense, workers)
 
     @property
     def defense_name(self) -> str:

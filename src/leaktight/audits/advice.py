@@ -13,7 +13,7 @@ from typing import NamedTuple
 from leaktight.adaptive.auto import MOST_SIMULATED
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.forecast import Item, Measured
-from leaktight.report.words import counted, listed
+from leaktight.report.words import counted, defense_words, listed
 from leaktight.results.forecast import Change, Problem
 
 LONG = 8 * 3600.0
@@ -57,7 +57,8 @@ def _failing(items: Sequence[Item]) -> Iterator[Problem]:
     reasons: dict[str, list[str]] = {}
     for item in items:
         if item.cost.error is not None:
-            name = f"{item.entry.name} knowing {item.entry.against}" if item.entry.adaptive else item.entry.name
+            known = "" if item.entry.against is None else f" knowing {defense_words(item.entry.against, item.known)}"
+            name = f"{item.entry.name}{known}"
             reasons.setdefault(item.cost.error, []).append(name)
     for reason, names in reasons.items():
         yield Problem(what=f"{listed(dict.fromkeys(names))} cannot run here: {reason}")

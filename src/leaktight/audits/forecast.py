@@ -6,10 +6,12 @@ import copy
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -28,6 +30,7 @@ from leaktight.audits.rehearsal import (
     steps_of,
 )
 from leaktight.audits.schedule import wanted
+from leaktight.audits.states import training_folder
 from leaktight.audits.trial import reason_of
 from leaktight.core.errors import UsageError
 from leaktight.core.faults import raise_fault
@@ -35,8 +38,9 @@ from leaktight.core.protocols import Attack
 from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation
 from leaktight.fl.local import evaluate
+from leaktight.results.folder import RunFolder
 from leaktight.results.forecast import AttackWork, Memory, TrainingWork
-from leaktight.results.schema import Track
+from leaktight.results.schema import Plain, Track, Trial
 from leaktight.runtime.processes import Alone
 
 SECONDS = 4.0
@@ -45,6 +49,8 @@ LIMIT = 0.4
 """The processor time of one attack in a rehearsal."""
 SCORED = 64
 """The test examples on which scoring a model is timed."""
+Named: TypeAlias = tuple[str, Mapping[str, Plain]]
+"""A defense: its name and its settings."""
 DOUBLE = 4
 """A step of a search takes about so many times a gradient of the network."""
 
@@ -54,7 +60,7 @@ class Item:
     """The trials of one attack, on all defenses it meets. load: the work behind the attacked update.
 
     batch: its batch size, None if it cannot be changed. victims: in the first look. least, most: trials. alike: it was
-    not timed, but another form of it.
+    not timed, but another form of it. known: the settings of the defense that it is adapted to.
     """
 
     track: Track
@@ -66,6 +72,7 @@ class Item:
     most: int
     cost: Rehearsed
     alike: bool = False
+    known: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
     def simulated(self) -> bool:
@@ -77,6 +84,7 @@ class Item:
             track=self.track,
             attack=entry.name,
             against=entry.against,
+            against_settings=dict(self.known),
             role=entry.role,
             trials=(self.least, self.most),
             seconds=cost.seconds,
@@ -129,22 +137,34 @@ def machine_bytes() -> int | None:
     return None
 
 
-def measure(experiments: Sequence[Experiment], *, whole: bool, processes: int, preload: Sequence[str]) -> Measured:
+def measure(
+    experiments: Sequence[Experiment],
+    *,
+    whole: bool,
+    processes: int,
+    preload: Sequence[str],
+    finished: Mapping[str, Trial] | None = None,
+    held: Path | None = None,
+) -> Measured:
     """Rehearse the trials and the training of these experiments.
 
-    whole: all rounds of the first one are trained. preload: modules that a worker imports.
+    whole: all rounds of the first one are trained. preload: modules that a worker imports. finished: trials that are
+    not counted, by id. held: the folder of a run, whose trained rounds are not counted.
     """
     with rehearsing(processes, preload) as note:
-        note.items = [item for each in experiments for item in _items(each, experiments, note.began)]
-        note.trainings = [work for each in experiments for work in _trainings(each, whole and each is experiments[0])]
+        note.items = [item for each in experiments for item in _items(each, experiments, note.began, finished or {})]
+        note.trainings = [
+            work for each in experiments for work in _trainings(each, whole and each is experiments[0], held)
+        ]
         note.peak = max(_peak(each, note.items) for each in experiments)
     return note.measured()
 
 
-def measure_training(federation: Federation, defense: str, *, processes: int) -> Measured:
-    """Rehearse a training run."""
+def measure_training(federation: Federation, defense: Named, *, processes: int, held: Path | None = None) -> Measured:
+    """Rehearse a training run. held: its folder, whose trained rounds are not counted."""
     with rehearsing(processes, ()) as note:
-        note.trainings = [training_work(federation, defense, federation.plan.rounds)]
+        rounds = federation.plan.rounds - _trained(held)
+        note.trainings = [training_work(federation, defense, rounds)] if rounds > 0 else []
     return note.measured()
 
 
@@ -190,14 +210,17 @@ def _nothing(job: object, tell: object) -> None:
     """No work: a rehearsal runs as in a worker, and sends it nothing."""
 
 
-def _items(experiment: Experiment, experiments: Sequence[Experiment], began: float) -> list[Item]:
+def _items(
+    experiment: Experiment, experiments: Sequence[Experiment], began: float, finished: Mapping[str, Trial]
+) -> list[Item]:
     """The attacks of an experiment with their costs; attacks that know no defense first."""
     rehearsal = Rehearsal.of(experiment)
-    first = set(wanted(experiments, {}).ids)
+    first = set(wanted(experiments, finished).ids)
+    settings = {each.name: each.settings for each in experiment.defenses}
     judge: dict[str, float] = {}
     items: list[Item] = []
     for entry in sorted(experiment.attacks, key=lambda each: each.adaptive):
-        own = [spec for spec in experiment.trials if spec.attack == entry]
+        own = [spec for spec in experiment.trials if spec.attack == entry and spec.id not in finished]
         if not own:
             continue
         alike = next((each.cost for each in items if each.entry.name == entry.name and not each.cost.error), None)
@@ -220,21 +243,31 @@ def _items(experiment: Experiment, experiments: Sequence[Experiment], began: flo
                 len(own),
                 cost,
                 late,
+                settings.get(entry.against or "", {}),
             )
         )
     return items
 
 
-def _trainings(experiment: Experiment, whole: bool) -> list[TrainingWork]:
+def _trainings(experiment: Experiment, whole: bool, held: Path | None) -> list[TrainingWork]:
     if not (experiment.trains or whole):
         return []
     rounds = experiment.federation.plan.rounds if whole else experiment.rounds[-1]
-    return [
-        training_work(experiment.trained(each), each.name, rounds, experiment.track) for each in experiment.defenses
-    ]
+    works = []
+    for each in experiment.defenses:
+        left = rounds - _trained(held and training_folder(experiment, held, each.name))
+        if left > 0:
+            defense = each.name, each.settings
+            works.append(training_work(experiment.trained(each), defense, left, experiment.track))
+    return works
 
 
-def training_work(federation: Federation, defense: str, rounds: int, track: Track = "diagnostic") -> TrainingWork:
+def _trained(folder: Path | None) -> int:
+    """The rounds of the training in this folder."""
+    return max(RunFolder(folder).checkpoints, default=0) if folder else 0
+
+
+def training_work(federation: Federation, defense: Named, rounds: int, track: Track = "diagnostic") -> TrainingWork:
     """The work of a training, from a short training of one client and the scoring of a few examples."""
     local, sizes = federation.trainer.local, list(federation.sizes.values())
     name, largest = max(federation.sizes.items(), key=lambda each: each[1])
@@ -247,14 +280,15 @@ def training_work(federation: Federation, defense: str, rounds: int, track: Trac
         inprocess.run(reduced, workers=1, until=1, score=False)
     except Exception as error:
         raise_fault(error)
-        raise UsageError(f"training with the defense {defense} fails: {reason_of(error)}") from error
+        raise UsageError(f"training with the defense {defense[0]} fails: {reason_of(error)}") from error
     loads = [load_of(local, size) for size in sizes]
     average = Load(*(round(sum(column) / len(loads)) for column in zip(*loads, strict=True)))
     seconds = (time.process_time() - began) * average.passes / load_of(small, largest).passes
     seconds += _scoring(federation) / clients
     return TrainingWork(
         track=track,
-        defense=defense,
+        defense=defense[0],
+        defense_settings=dict(defense[1]),
         rounds=rounds,
         clients=clients,
         steps=average.steps,

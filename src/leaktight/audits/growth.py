@@ -27,6 +27,18 @@ def require_room(experiments: Sequence[Experiment], folder: Path) -> None:
     renamed(experiments, read_trials(folder), folder)
 
 
+def finished_in(experiments: Sequence[Experiment], folder: Path) -> dict[str, Trial]:
+    """The finished trials of the run in `folder`, by their id in the plan. Raises UsageError for one it leaves out."""
+    trials = read_trials(folder)
+    moved = renamed(experiments, trials, folder)
+    found = {}
+    for name, trial in trials.items():
+        spec = moved[name][1] if name in moved else None
+        new = {} if spec is None else {"id": spec.id, "defense": spec.defense.name}
+        found[new.get("id", name)] = trial.model_copy(update=new)
+    return found
+
+
 def renamed(
     experiments: Sequence[Experiment], trials: Mapping[str, Trial], folder: Path
 ) -> dict[str, tuple[Experiment, TrialSpec]]:

@@ -74,7 +74,7 @@ def command(
     check_possible(gate, planned)
     announce(planned.experiments, planned.facts, Console(stderr=True))
     if dry_run:
-        show_forecast(planned.forecast(workers), as_json=as_json)
+        show_forecast(planned.forecast(workers, out=out, resume=resume), as_json=as_json)
     else:
         warn(planned.doubts(workers))
         summary = run_and_print(

@@ -70,6 +70,8 @@ def readable(text: str, topic: str, pages: dict[str, Path]) -> str:
 
     >>> readable("See [audit.md](audit.md#flags) and [its code](../src).", "index", {"audit": Path()})
     'See `leaktight docs audit` and its code.'
+    >>> readable("Now ([the rule](audit.md)).", "index", {"audit": Path()})
+    'Now (the rule: `leaktight docs audit`).'
     """
 
     def shown(link: re.Match[str]) -> str:
@@ -78,7 +80,10 @@ def readable(text: str, topic: str, pages: dict[str, Path]) -> str:
         if name not in pages or not target:
             return f"{words.removeprefix('../')} of the source" if words.startswith("../") else words
         call = f"`leaktight docs {name}`"
-        return call if words.endswith(".md") else f"{words} ({call})"
+        if words.endswith(".md"):
+            return call
+        enclosed = link.string[: link.start()].endswith("(") and link.string[link.end() :].startswith(")")
+        return f"{words}: {call}" if enclosed else f"{words} ({call})"
 
     return "".join(part if part.startswith("```") else _LINK.sub(shown, part) for part in _FENCED.split(text))
 
@@ -97,6 +102,7 @@ def _print(text: str) -> None:
         typer.echo(text.encode(), nl=False)  # bytes, so that a pipe without UTF-8 does not raise
         return
     from rich.console import Console
-    from rich.markdown import Markdown
 
-    Console().print(Markdown(text))
+    from leaktight.cli.pages import Page
+
+    Console().print(Page(text))

@@ -13,7 +13,7 @@ from leaktight.audits.advice import GIGABYTE, duration
 from leaktight.cli.console import print_json, say
 from leaktight.core.errors import LeaktightError
 from leaktight.core.text import shown
-from leaktight.report.words import counted
+from leaktight.report.words import counted, defense_words
 from leaktight.results.forecast import AttackWork, Forecast, Problem, TrainingWork
 
 _ALIKE = {"whole": "measured", "part": "a part measured", "alike": "as without knowledge", "not": "cannot run"}
@@ -50,11 +50,15 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
 
 
 def _lines(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    for words in forecast.grows_by:
+        yield "grows", words
+    if forecast.attacks or forecast.finished:
+        done = f"; {forecast.finished} more are finished" if forecast.finished else ""
+        yield "trials", f"{_range(*forecast.trials)}{done}"
     if forecast.attacks:
-        yield "trials", _range(*forecast.trials)
-        used = f", {forecast.example_uses} with repetitions" if forecast.example_uses > forecast.examples else ""
+        used = f" ({forecast.example_uses} with repetitions)" if forecast.example_uses > forecast.examples else ""
         steps = counted(forecast.local_steps, "local step")
-        yield "update", f"{counted(forecast.examples, 'example')} in {steps}{used} behind the largest"
+        yield "update", f"at most {counted(forecast.examples, 'example')} in {steps}{used}"
     for work in forecast.trainings:
         yield "training", _training(work)
     low, high = (duration(each) for each in forecast.seconds)
@@ -71,20 +75,21 @@ def _lines(forecast: Forecast) -> Iterator[tuple[str, str]]:
 
 
 def _training(work: TrainingWork) -> str:
-    track = " in production" if work.track == "production" else ""
+    track = ", in production" if work.track == "production" else ""
+    defense = defense_words(work.defense, work.defense_settings)
     each = f"{counted(work.steps, 'step')} on {counted(work.examples, 'example')} each"
     total = duration(work.rounds * work.clients * work.seconds)
-    return (
-        f"{work.defense}{track}: {counted(work.rounds, 'round')} of {counted(work.clients, 'client')}, {each}; {total}"
-    )
+    return f"{defense}{track}: {counted(work.rounds, 'round')} of {counted(work.clients, 'client')}, {each}; {total}"
 
 
 def _attacks(works: Sequence[AttackWork]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("attack", "trials", "one trial", "estimate"):
-        table.add_column(column, justify="left" if column in ("attack", "estimate") else "right")
+        left = column in ("attack", "estimate")
+        table.add_column(column, justify="left" if left else "right", no_wrap=column != "attack")
     for work in works:
-        name = f"{work.attack} knowing {work.against}" if work.against else work.attack
+        known = f" knowing {defense_words(work.against, work.against_settings)}" if work.against else ""
+        name = f"{work.attack}{known}"
         track = " (production)" if work.track == "production" else ""
         time = "-" if work.error else f"{work.seconds:.2g} s" if work.seconds < 60 else duration(work.seconds)
         table.add_row(shown(f"{name}{track}"), _range(*work.trials), time, _ALIKE[work.measured])

@@ -130,7 +130,7 @@ def command(
     )
     announce(planned.prepared, Console(stderr=True))
     if dry_run:
-        show_forecast(planned.forecast(workers), as_json=as_json)
+        show_forecast(planned.forecast(workers, out=out, resume=resume), as_json=as_json)
     else:
         warn(planned.doubts(workers))
         run_and_print(

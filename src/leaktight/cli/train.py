@@ -63,7 +63,7 @@ def command(
     errors = Console(stderr=True)
     say(errors, text_summary(planned.dataset, planned.partition))
     if dry_run:
-        show_forecast(planned.forecast(workers), as_json=as_json)
+        show_forecast(planned.forecast(workers, out=out, resume=resume), as_json=as_json)
         return
     warn(planned.doubts(workers))
     path = planned.folder(out, resume=resume)

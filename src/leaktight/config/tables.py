@@ -231,12 +231,14 @@ def _placed(tables: Table, override: Table, text: str) -> Table:
     """The override with the place of the table in its list, where it names a kind or there is only one."""
     (name, value), *_ = override.items()
     listed = tables.get(name)
-    if name not in LISTS or not isinstance(listed, list) or not isinstance(value, Mapping) or "kind" in value:
+    if name not in LISTS or not isinstance(value, Mapping) or "kind" in value:
+        return override
+    (key, inside), *_ = value.items()
+    if isinstance(listed, Mapping) and isinstance(inside, Mapping) and listed.get("kind") == key:
+        return {name: inside}
+    if not isinstance(listed, list) or key.isdigit():
         return override
     kinds = [each.get("kind") if isinstance(each, Mapping) else None for each in listed]
-    (key, inside), *_ = value.items()
-    if key.isdigit():
-        return override
     if isinstance(inside, Mapping) and kinds.count(key) == 1:
         return {name: {str(kinds.index(key)): inside}}
     if len(listed) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from leaktight.audits.footprint import bytes_of, search_bytes
 from leaktight.audits.forecast import LIMIT, Item, Measured, crude_attack, rehearsing
@@ -20,18 +20,21 @@ MOST_STEP = 1.0
 """Seconds of one evaluation of a search from which on it is not run, but computed from one gradient."""
 
 
-def measure_inspection(inspection: Inspection, *, processes: int, preload: Sequence[str]) -> Measured:
-    """Rehearse the attacks on a captured update. preload: modules that a worker imports."""
+def measure_inspection(
+    inspection: Inspection, *, processes: int, preload: Sequence[str], finished: Collection[str] = ()
+) -> Measured:
+    """Rehearse the attacks on a captured update. preload: modules that a worker imports. finished: ids of trials."""
     load = captured_load(inspection)
     trainer, batch = _probe(inspection)
     with rehearsing(processes, preload) as notes:
         step = seconds_of_example(trainer, batch)
         notes.items = [
             Item("diagnostic", entry, load, None, 1, 1, 1, _cost(inspection, entry, load, step))
-            for entry in inspection.attacks
+            for name, entry in inspection.by_id.items()
+            if name not in finished
         ]
         costs = bytes_of(trainer, batch)
-        notes.peak = max(search_bytes(item.entry.value, load, costs) for item in notes.items)
+        notes.peak = max((search_bytes(item.entry.value, load, costs) for item in notes.items), default=0)
     return notes.measured()
 
 

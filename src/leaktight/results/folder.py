@@ -203,8 +203,7 @@ def open_run(
         raise MachineError(f"cannot write to {path}: {error.strerror}; {remedy(error)}") from error
     try:
         remove_partial(path, None if folder.started else _WRITTEN_FIRST)
-        if folder.started and not resume:
-            raise UsageError(f"{path} already holds a run; add --resume to continue it, or choose another --out")
+        require_free(folder, resume=resume)
         if folder.started and key is not None and key != folder.key:
             raise UsageError(f"{path} holds a run with another secret_seed; leave it out, or choose another --out")
         if folder.started and read_text(folder.config) != config_text:
@@ -217,6 +216,12 @@ def open_run(
         yield folder
     finally:
         lock.release()
+
+
+def require_free(folder: RunFolder, *, resume: bool) -> None:
+    """Raise UsageError if there is a run in the folder that is not to be resumed."""
+    if folder.started and not resume:
+        raise UsageError(f"{folder.path} already holds a run; add --resume to continue it, or choose another --out")
 
 
 def next_folder(parent: Path, name: str) -> Path:

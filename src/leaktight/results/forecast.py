@@ -15,6 +15,7 @@ class TrainingWork(Record):
 
     track: Track
     defense: str
+    defense_settings: dict[str, Plain]
     rounds: int
     clients: int
     steps: int
@@ -23,7 +24,8 @@ class TrainingWork(Record):
 
 
 class AttackWork(Record):
-    """The trials of an attack. against: the defense that it is adapted to. trials: at least and at most.
+    """The trials of an attack. against: the defense that it is adapted to, with its settings. trials: at least and at
+    most.
 
     seconds: of one trial. measured: the "whole" attack was run, a "part" of it, or one that is "alike" (on an update of
     fewer examples and steps where there are many). error: why the attack cannot run.
@@ -32,6 +34,7 @@ class AttackWork(Record):
     track: Track
     attack: str
     against: str | None
+    against_settings: dict[str, Plain]
     role: Role
     trials: tuple[int, int]
     seconds: float
@@ -68,12 +71,16 @@ class Forecast(Record):
     trials, seconds: at least and at most. training_rounds: of all trainings together. examples, local_steps: behind the
     largest attacked update; example_uses: how often an example is used in its steps. rehearsal: the processor time of
     the measurement. basis: what the estimate rests on, in words.
+
+    Of a run that is resumed, all counts are of what is left. finished: its trials that are done. grows_by: in words.
     """
 
     schema_version: int
     command: str
     scenario: dict[str, Plain]
     trials: tuple[int, int]
+    finished: int
+    grows_by: tuple[str, ...]
     training_rounds: int
     examples: int
     local_steps: int
