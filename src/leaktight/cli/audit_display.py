@@ -345,7 +345,7 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
             short_name(defense_words(row.defense, row.settings)),
             number(row.leak.worst, row.leak.metric),
             short_name(row.leak.attack or MISSING),
-            percent(row.accuracy) + (" near chance" if row.learned is False else ""),
+            percent(row.accuracy),
             seconds(row.seconds_per_round),
             percent(row.cost_share),
             "yes" if row.on_front else "",
