@@ -125,7 +125,7 @@ def _near_chance(evidence: Evidence) -> Iterator[Finding]:
     if weighed is None or weighed.chance is None:
         return
     low = [
-        f"{defense_words(row.defense)} {percent(row.accuracy)} ({span(row.accuracy_ci95, percent)})"
+        f"{defense_words(row.defense, row.settings)} {percent(row.accuracy)} ({span(row.accuracy_ci95, percent)})"
         for row in weighed.rows
         if row.learned is False
     ]
