@@ -154,8 +154,20 @@ def _failure(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials
         place = f"place {rank.place} of {rank.decoys + 1} for {_truth(inspection)}"
         return f"{failure}; among {_others(inspection)} that is {place}, which may be chance."
     return (
-        f"{failure}. Whether that is more than the kind of image was not tested: there are no images to compare with."
+        f"{failure}. {_unverified(inspection)}Whether that is more than the kind of image was not tested: there are no "
+        "images to compare with."
     )
+
+
+def _unverified(inspection: Inspection) -> str:
+    """The sentence on true images whose update is like the captured one, but not the same; else ""."""
+    examined = inspection.examined
+    if inspection.decoys is not None or examined is None or examined.cosines is None or examined.verified:
+        return ""
+    one = inspection.captured.settings.num_examples == 1
+    what, of = (f"{_truth(inspection)} is", "it") if one else (f"{_truth(inspection)} are", "them")
+    own, copy = examined.cosines
+    return f"The update does not show that {what} behind it (cosine {own:.3f}, that of a copy of {of} {copy:.3f}). "
 
 
 def _advice(inspection: Inspection) -> str:
@@ -167,9 +179,10 @@ def _advice(inspection: Inspection) -> str:
             "the guess is compared with them. "
         )
     )
+    check = "Check that --truth holds the client's images. " if _unverified(inspection) else ""
     return (
-        f"{more}One update does not show whether a defense, a weak attack or a wrong setting is the reason: see the "
-        "flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
+        f"{check}{more}One update does not show whether a defense, a weak attack or a wrong setting is the reason: see "
+        "the flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
     )
 
 
