@@ -269,6 +269,27 @@ def test_a_truth_that_is_not_verified_is_said_to_be_so(tmp_path: Path, middle: l
     assert not any("the true images explain it" in flag.detail for flag in summary.flags)
 
 
+def test_a_truth_that_a_proof_contradicts_earns_no_level(tmp_path: Path) -> None:
+    """The decoys are all farther from the client's image than the wrong truth, which so comes first among them."""
+    model = made(dense)
+    places = LABELS.eq(LABELS[0]).nonzero().flatten()
+    near = sorted(places[1:].tolist(), key=lambda place: float((IMAGES[place] - IMAGES[0]).square().mean()))
+    summary = inspected(
+        tmp_path,
+        model,
+        step(model, IMAGES[:1], LABELS[:1]),
+        attacks="linear_inversion",
+        truth=labelled(tmp_path, near[0]),
+        decoys=labelled(tmp_path, *near[1:100], name="decoys.npz"),
+    )
+    (verdict,) = summary.verdicts
+    assert "truth-contradicts-proof" in codes(summary)
+    assert verdict.verdict == "cannot-conclude"
+    assert "proves from the update alone that another image than the true image is behind it" in verdict.because
+    assert verdict.advice.startswith("Check --truth")
+    assert {attacker.verdict for attacker in verdict.attackers} == {"cannot-conclude"}
+
+
 def test_copies_are_all_arrangements_but_the_image_itself() -> None:
     square, wide = torch.rand(2, 1, 8, 8), torch.rand(2, 1, 8, 12)
     assert (len(copies_of(square)), len(copies_of(wide))) == (199, 99)
