@@ -94,6 +94,17 @@ def test_names_an_order_arrays_and_a_file_are_the_same() -> None:
     assert all(torch.equal(guess.images, guesses[0].images) for guess in guesses)
 
 
+def test_numbers_may_be_arrays_tensors_or_single() -> None:
+    model, (image, label) = dense(), digits()
+    attack = lt.attacks.LinearInversion()
+    for labels in (label, label.numpy(), label.tolist(), int(label[0])):
+        found: Any = lt.reconstruct(
+            model, gradient_of(model), torch.tensor(SHAPE), attack=attack, labels=labels, mean=0.0, std=np.ones(1)
+        )  # type: ignore[call-overload, unused-ignore]
+        assert found.labels.tolist() == label.tolist()
+        assert found.score(image.numpy()) == found.score(image)
+
+
 def test_a_delta_of_several_steps_of_a_batch() -> None:
     model, (images, labels) = dense(), digits(2)
     after = copy.deepcopy(model)
@@ -171,6 +182,14 @@ def test_doubts_about_the_update_are_told() -> None:
         ({"batch_size": 0}, "batch size >= 1, got 0"),
         ({"mean": (0.5,)}, "got a mean alone; give a std too"),
         ({"labels": [12]}, "expected labels from 0 to 9, got 12"),
+        ({"labels": [[3]]}, "expected labels: one class for each example, got 2 dimensions"),
+        ({"labels": torch.tensor([3.0])}, "expected labels that are integers, got floats"),
+        ({"inputs": torch.zeros(1, 1, 8, 8)}, r"expected shape: C,H,W .*, got 4 dimensions"),
+        ({"inputs": 8}, r"expected shape: C,H,W .*, got 8"),
+        ({"inputs": "1,8,8"}, r"expected shape: C,H,W .*, got '1,8,8'"),
+        ({"kind": "grad"}, "expected kind delta or gradient, got 'grad'"),
+        ({"mode": "test"}, "expected mode train or eval, got 'test'"),
+        ({"mean": "half"}, "expected mean: one number"),
         ({"model": None}, "got a NoneType; give before, too"),
         ({"model": "mlp"}, "got the name 'mlp' alone; give before, too"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(10))}, "run the model once"),
@@ -193,10 +212,12 @@ def test_errors_are_those_of_inspect(said: dict[str, Any], message: str) -> None
         (torch.zeros(1, 1, 9, 9), "expected 1x8x8"),
         (torch.zeros(2, 1, 8, 8), "expected 1 true image, .* got 2"),
         (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "divide bytes by 255"),
+        (None, r"expected true images as a tensor \(N, C, H, W\) or a file, got nothing"),
+        ([[0.5]], "expected true images as a tensor"),
         (torch.full((1, 1, 8, 8), -2.0), r"expected images in \[0, 1\], got -2 to -2; undo"),
     ],
 )
-def test_truths_that_do_not_fit(truth: Tensor, message: str) -> None:
+def test_truths_that_do_not_fit(truth: Any, message: str) -> None:
     model = dense()
     found = lt.reconstruct(model, gradient_of(model), SHAPE, attack=lt.attacks.LinearInversion())
     with pytest.raises(UsageError, match=message):

@@ -12,7 +12,7 @@ import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
 
-from leaktight.api.inspect import inspect
+from leaktight.api.inspect import inspect, plan
 from leaktight.attacks import CsDlg, InvertingGradients
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Attack
@@ -21,6 +21,7 @@ from leaktight.data.embedded import Digits
 from leaktight.defenses import AdditiveNoise, GradientCompression
 from leaktight.inspections.copies import copies_of
 from leaktight.inspections.files import read_decoys
+from leaktight.inspections.inspection import Inspection
 from leaktight.inspections.truth import Examined, examine
 from leaktight.results.schema import Cell, Summary, Trial, Verdict
 
@@ -75,6 +76,12 @@ def inspected(folder: Path, model: nn.Module, change: Mapping[str, Tensor], **sa
         out=folder / "run",
         **said,
     )
+
+
+def planned(model: nn.Module, change: Mapping[str, Tensor], **said: Any) -> Inspection:
+    """The inspection without its attacks."""
+    asked = {"kind": "delta", "shape": SHAPE, "local": {"learning_rate": RATE}, "attacks": STRONG, **said}
+    return plan(model, dict(model.state_dict()), update=change, **asked).prepared.inspection
 
 
 def codes(summary: Summary) -> set[str]:
@@ -202,6 +209,85 @@ def test_only_the_right_image_is_verified(tmp_path: Path) -> None:
     truth = example()
     found = [examine(right, type(truth)(each, truth.targets)) for each in (truth.inputs, truth.inputs.flip(-1))]
     assert [isinstance(each, Examined) and each.verified for each in found] == [True, False]
+
+
+def test_an_update_that_every_image_explains_verifies_none() -> None:
+    """With two classes, the change of the last bias has one direction for all images of a class: cosines are 1."""
+    zeros = LABELS.eq(0).nonzero().flatten()
+    found = []
+    for seed in range(10):
+        with global_seed(replayed(seed)):
+            model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 2))
+        change = step(model, IMAGES[zeros[:1]], LABELS[zeros[:1]])
+        seen = planned(model, {"3.bias": change["3.bias"]}, truth=IMAGES[zeros[3:4]], labels=[0])
+        found.append(seen.verified)
+    assert not any(found)
+
+
+@pytest.mark.parametrize("model", [made(dense), made(convolutional, nn.Dropout(0.5), wide=0.5)], ids=["mlp", "cnn"])
+def test_settings_that_explain_hardly_more_are_not_suggested(tmp_path: Path, model: nn.Module) -> None:
+    """Images of another client: nothing but these is wrong."""
+    seen = planned(model, step(model, IMAGES[:4], LABELS[:4]), truth=labelled(tmp_path, 14, 15, 16, 17))
+    assert seen.examined is not None
+    assert seen.examined.flag is not None
+    assert seen.examined.flag.advice == (
+        "no usual setting explains much more; the likeliest reason is a defense (--defense), other local training "
+        "(--local), or that these are not the client's images and labels (--truth, --labels)"
+    )
+
+
+def test_dropout_is_a_reason_to_correct_the_mode() -> None:
+    model = made(convolutional, nn.Dropout(0.5), wide=0.5)
+    with global_seed(replayed(1)):
+        change = step(model, IMAGES[:1], LABELS[:1])
+    seen = planned(model, change, truth=IMAGES[:1], mode="eval")
+    assert seen.examined is not None
+    assert seen.examined.flag is not None
+    assert seen.examined.flag.advice == "state this: normalisation none and --mode train"
+
+
+def test_a_setting_that_explains_all_is_named_even_where_the_stated_one_explains_much() -> None:
+    """A sigmoid CNN makes nearly the same update of all images of a class, however these are normalised."""
+    model = made(convolutional, wide=0.5)
+    seen = planned(model, step(model, IMAGES[:1], LABELS[:1]), truth=IMAGES[:1], mean=[0.5], std=[0.5])
+    assert seen.examined is not None
+    assert seen.examined.flag is not None
+    assert seen.examined.flag.advice == "state this: normalisation none"
+    assert planned(model, step(model, IMAGES[:1], LABELS[:1]), truth=IMAGES[:1]).verified
+
+
+@pytest.mark.parametrize("middle", [[], [nn.Dropout(0.5)]], ids=["plain", "dropout"])
+def test_a_truth_that_is_not_verified_is_said_to_be_so(tmp_path: Path, middle: list[nn.Module]) -> None:
+    other = int(LABELS.eq(LABELS[0]).nonzero().flatten()[1])
+    model = made(convolutional, *middle, wide=0.5)
+    change = step(model, IMAGES[:1], LABELS[:1])
+    summary = inspected(tmp_path, model, change, attacks=STRONG, truth=labelled(tmp_path, other))
+    (verdict,) = summary.verdicts
+    assert verdict.verdict == "cannot-conclude"
+    assert "The update does not show that the true image is behind it (cosine 0.9" in verdict.because
+    assert verdict.advice.startswith("Check that --truth holds the client's images. ")
+    assert not any("the true images explain it" in flag.detail for flag in summary.flags)
+
+
+def test_a_truth_that_a_proof_contradicts_earns_no_level(tmp_path: Path) -> None:
+    """The decoys are all farther from the client's image than the wrong truth, which so comes first among them."""
+    model = made(dense)
+    places = LABELS.eq(LABELS[0]).nonzero().flatten()
+    near = sorted(places[1:].tolist(), key=lambda place: float((IMAGES[place] - IMAGES[0]).square().mean()))
+    summary = inspected(
+        tmp_path,
+        model,
+        step(model, IMAGES[:1], LABELS[:1]),
+        attacks="linear_inversion",
+        truth=labelled(tmp_path, near[0]),
+        decoys=labelled(tmp_path, *near[1:100], name="decoys.npz"),
+    )
+    (verdict,) = summary.verdicts
+    assert "truth-contradicts-proof" in codes(summary)
+    assert verdict.verdict == "cannot-conclude"
+    assert "proves from the update alone that another image than the true image is behind it" in verdict.because
+    assert verdict.advice.startswith("Check --truth")
+    assert {attacker.verdict for attacker in verdict.attackers} == {"cannot-conclude"}
 
 
 def test_copies_are_all_arrangements_but_the_image_itself() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,7 +49,7 @@ class Reconstructed:
     flags: tuple[Flag, ...] = field(repr=False)
     inspection: Inspection = field(repr=False)
 
-    def score(self, truth: Tensor) -> dict[str, float]:
+    def score(self, truth: Tensor | np.ndarray) -> dict[str, float]:
         """The scores of the guess against the true images (N, C, H, W) in [0, 1], by metric: the mean over all of them.
 
         The order of images does not matter. A metric that is not finite or cannot be computed here is left out.
@@ -74,7 +75,7 @@ def reconstruct(
     kind: Literal["gradient", "delta"] = "gradient",
     before: Tensors | None = None,
     attack: Attack | Method = "auto",
-    labels: Sequence[int] | Tensor | None = None,
+    labels: Sequence[int] | Tensor | np.ndarray | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
     steps: int | None = None,
@@ -108,7 +109,7 @@ def reconstruct(
         std=std,
         mode=mode or ("eval" if isinstance(model, nn.Module) and not model.training else None),
         batch_size=batch_size,
-        labels=labels.tolist() if isinstance(labels, Tensor) else labels,
+        labels=labels,
         local=_local(local, learning_rate, steps),
         attacks=attack,
         settings=[f"seed={seed}"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor, nn
 
 from leaktight.config.tables import Table
@@ -41,10 +42,10 @@ class CaptureRequest:
     std: Sequence[float] = ()
     mode: Mode | None = None
     batch_size: int | None = None
-    labels: Sequence[int] | None = None
+    labels: Sequence[int] | Tensor | np.ndarray | None = None
     local: LocalTraining | Table = field(default_factory=dict)
     attacks: object = ()
-    truth: Tensor | Path | str | None = None
+    truth: Tensor | np.ndarray | Path | str | None = None
     decoys: Tensor | Path | str | None = None
     defenses: object = ()
     settings: Sequence[str] = ()
@@ -143,8 +144,8 @@ def _further_facts(request: CaptureRequest, inspection: Inspection) -> dict[str,
     return facts
 
 
-def _place(truth: Tensor | Path | str | None) -> str:
-    return "given" if isinstance(truth, Tensor) else str(truth)
+def _place(truth: Tensor | np.ndarray | Path | str | None) -> str:
+    return "given" if isinstance(truth, Tensor | np.ndarray) else str(truth)
 
 
 def _local_words(captured: Captured) -> str:

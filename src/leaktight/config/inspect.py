@@ -19,6 +19,7 @@ from leaktight.config.capture import CaptureRequest, facts_of, record_of
 from leaktight.config.catalogue import ATTACKS, DATASETS, DEFENSES
 from leaktight.config.names import ENTRIES
 from leaktight.config.settings import model_source
+from leaktight.config.stated import as_stated
 from leaktight.config.tables import as_list, overridden
 from leaktight.config.toml import build, checked, choose, choose_all, kind_of, settings_of
 from leaktight.core.devices import chosen_device
@@ -50,6 +51,7 @@ class Prepared:
 
 def prepare(request: CaptureRequest) -> Prepared:
     """Read and check all files and settings of the request; no attack runs yet."""
+    request = as_stated(request)
     kind = _kind(request)
     tables = _tables(request)
     inputs = Images(*checked_shape(request.shape))

@@ -28,7 +28,7 @@ from leaktight.core.tensor_files import (
     refusal,
 )
 from leaktight.core.tensors import digest as digest_of
-from leaktight.core.text import sides
+from leaktight.core.text import as_written, sides
 from leaktight.core.types import Params
 from leaktight.data.images import IMAGE_SUFFIXES, MOST_IMAGE, decode_image, from_array, is_image, to_tensor
 
@@ -165,13 +165,17 @@ class TrueExamples:
         return len(self.images)
 
 
-def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
+def read_truth(source: Tensor | np.ndarray | Path | str, inputs: Images) -> TrueExamples:
     """The true images: (N, C, H, W) in [0, 1], or a picture, a folder of pictures in the order of their names, an .npz.
 
     An .npz holds `images` (or a single array), and optionally `labels`. Images of another size are errors.
     """
-    if isinstance(source, Tensor):
-        return TrueExamples(_true_images(source.detach(), inputs), None)
+    if isinstance(source, Tensor | np.ndarray):
+        return TrueExamples(_true_images(torch.as_tensor(source).detach(), inputs), None)
+    if not isinstance(source, str | Path):
+        raise UsageError(
+            f"expected true images as a tensor (N, C, H, W) or a file, got {as_written(source)}; convert it"
+        )
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_image(file.name))

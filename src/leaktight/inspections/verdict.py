@@ -8,7 +8,7 @@ Where there is neither, only an exact guess counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from leaktight.audits.judge.cells import CellTrials
@@ -21,6 +21,10 @@ from leaktight.results.schema import FALLEN, AttackerVerdict, Level, Verdict, Wo
 
 DENIED = 30.0
 """PSNR in dB below which a true image is another than the one guessed."""
+_CONTRADICTED = (
+    "Check --truth, and --mean and --std: levels say how close guesses are to the client's images. Without --truth the "
+    "verdict rests on the proof."
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ def conclude(inspection: Inspection, panel: Panel) -> Verdict:
     if not valid:
         reasons = listed(f"{named(cell)}: {faults(cell)}" for cell in panel.attacks)
         own = Conclusion(panel.attacks[0], "cannot-conclude", f"no trial is valid: {reasons}.")
+    elif refuted := [cell for cell in sure if denied(cell, all)]:
+        own = Conclusion(refuted[0], "cannot-conclude", _contradiction(inspection, refuted[0]), _CONTRADICTED)
     elif inspection.truth is not None:
         own = _scored(inspection, panel, valid)
     elif sure:
@@ -62,12 +68,12 @@ def conclude(inspection: Inspection, panel: Panel) -> Verdict:
 
 def _attacker(cell: CellTrials, own: Conclusion, panel: Panel) -> AttackerVerdict:
     """What one attack found by itself."""
-    level = panel.level(cell) or "cannot-conclude"
+    level = None if own.word == "cannot-conclude" else panel.level(cell)
     return AttackerVerdict(
         attack=cell.attack,
         adaptive=cell.adaptive,
         threat=cell.threat,
-        verdict=own.word if cell is own.cell else level,
+        verdict=own.word if cell is own.cell else level or "cannot-conclude",
         because=own.because if cell is own.cell else f"{named(cell)}: {scores(cell) if cell.valid else faults(cell)}.",
         victims=len(cell.victims),
         reconstructed=len(cell.reconstructed) if level == "reconstructed" else 0,
@@ -93,9 +99,10 @@ def proven(cells: Sequence[CellTrials]) -> list[CellTrials]:
     return [cell for cell in valid if (own := cell.done[0].certificate) is not None and own.holds]
 
 
-def denied(cell: CellTrials) -> bool:
-    """Whether a true image is another than the one guessed."""
-    return any(score is not None and score < DENIED for score in cell.done[0].scores.get("psnr") or ())
+def denied(cell: CellTrials, some: Callable[[Iterable[bool]], bool] = any) -> bool:
+    """Whether a true image is another than the one guessed. some: `all`, if all of them are."""
+    scored = [score < DENIED for score in cell.done[0].scores.get("psnr") or () if score is not None]
+    return bool(scored) and some(scored)
 
 
 def fall_of(cell: CellTrials) -> float | None:
@@ -110,6 +117,12 @@ def _rank(cell: CellTrials) -> float:
     """Smaller is better: how far a search fell, or the relative error of a closed form."""
     fall = fall_of(cell)
     return cell.done[0].loss or 0.0 if fall is None else fall
+
+
+def _contradiction(inspection: Inspection, cell: CellTrials) -> str:
+    own, one = _truth(inspection), inspection.captured.settings.num_examples == 1
+    other = f"another image than {own} is" if one else f"other images than {own} are"
+    return f"{named(cell)} proves from the update alone that {other} behind it: {_scores(inspection, cell)}."
 
 
 def _found(inspection: Inspection, panel: Panel, cell: CellTrials, level: Level) -> str:
@@ -156,8 +169,20 @@ def _failure(inspection: Inspection, best: CellTrials, done: Sequence[CellTrials
         place = f"place {rank.place} of {rank.decoys + 1} for {_truth(inspection)}"
         return f"{failure}; among {_others(inspection)} that is {place}, which may be chance."
     return (
-        f"{failure}. Whether that is this image or only one of its kind is not known: there are none to compare with."
+        f"{failure}. {_unverified(inspection)}Whether that is more than the kind of image was not tested: there are no "
+        "images to compare with."
     )
+
+
+def _unverified(inspection: Inspection) -> str:
+    """The sentence on true images whose update is like the captured one, but not the same; else ""."""
+    examined = inspection.examined
+    if inspection.decoys is not None or examined is None or examined.cosines is None or examined.verified:
+        return ""
+    one = inspection.captured.settings.num_examples == 1
+    what, of = (f"{_truth(inspection)} is", "it") if one else (f"{_truth(inspection)} are", "them")
+    own, copy = examined.cosines
+    return f"The update does not show that {what} behind it (cosine {own:.3f}, that of a copy of {of} {copy:.3f}). "
 
 
 def _advice(inspection: Inspection) -> str:
@@ -169,9 +194,10 @@ def _advice(inspection: Inspection) -> str:
             "the guess is compared with them. "
         )
     )
+    check = "Check that --truth holds the client's images. " if _unverified(inspection) else ""
     return (
-        f"{more}One update does not show whether a defense, a weak attack or a wrong setting is the reason: see the "
-        "flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
+        f"{check}{more}One update does not show whether a defense, a weak attack or a wrong setting is the reason: see "
+        "the flags, give attacks more iterations, or run `leaktight audit` on a similar federation."
     )
 
 
