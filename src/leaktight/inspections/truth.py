@@ -73,9 +73,7 @@ class Examined:
         copies = copies_of(self.truth.inputs)
         some = [Batch(each, self.truth.targets) for each in copies[:: max(1, len(copies) // _COMPARED)]]
         others = [_cosines(self.seen, each) for each in some]
-        return [
-            (own, max(each[part] for each in others)) for part, own in enumerate(_cosines(self.seen, self.truth))
-        ]
+        return [(own, max(each[part] for each in others)) for part, own in enumerate(_cosines(self.seen, self.truth))]
 
     @property
     def cosines(self) -> tuple[float, float] | None:
