@@ -88,6 +88,12 @@ def test_what_does_not_count_and_what_was_spent_is_said(summary: Summary) -> Non
     assert "ended because: the rule asks for no more trials" in text
 
 
+def test_the_words_of_the_table_are_explained(summary: Summary) -> None:
+    lines = " ".join(printed(summary).split())
+    assert "+: the attacker knows the defense" in lines
+    assert "blind: SSIM of the best guess without the update; chance: how often such guesses do as well" in lines
+
+
 def test_advice_follows_the_reason(summary: Summary) -> None:
     lost = summary.verdicts[1].model_copy(update={"verdict": "cannot-conclude", "advice": "Set --trials 19."})
     text = printed(summary.model_copy(update={"verdicts": (lost,), "answer": None}))

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -49,7 +49,7 @@ LIMIT = 0.4
 """The processor time of one attack in a rehearsal."""
 SCORED = 64
 """The test examples on which scoring a model is timed."""
-Named: TypeAlias = tuple[str, Mapping[str, Plain]]
+Named: TypeAlias = tuple[str, Mapping[str, Any]]
 """A defense: its name and its settings."""
 DOUBLE = 4
 """A step of a search takes about so many times a gradient of the network."""

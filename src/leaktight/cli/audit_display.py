@@ -207,6 +207,9 @@ def print_audit(summary: Summary, console: Console) -> None:
         _print_faults(summary, track, console)
         _print_ensembles(summary, track, console)
         console.print()
+    if any(cell.adaptive for cell in summary.cells):
+        _say(console, "+: the attacker knows the defense")
+    _say(console, "blind: SSIM of the best guess without the update; chance: how often such guesses do as well")
     _say(console, f"a victim counts as rebuilt {summary.leaked_if}")
     _say(console, f"assumed: {ledger_words(summary.ledger)}")
     for name, value in spending_facts(summary.spending, None).items():

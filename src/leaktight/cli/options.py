@@ -55,7 +55,7 @@ Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's fo
 Resume: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--resume", help="Continue the run in --out, or the newest one; it grows by more --trials, --attack ..."
+        "--resume", help="Continue the run in --out, or the newest one; asked for more than it has, it grows."
     ),
 ]
 RetryFailed: TypeAlias = Annotated[

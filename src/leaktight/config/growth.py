@@ -10,6 +10,7 @@ from leaktight.audits.settings import AuditSettings
 from leaktight.config.catalogue import SCHEDULES, Family
 from leaktight.config.tables import as_list
 from leaktight.config.toml import build, choose, table_of
+from leaktight.report.words import defense_words
 from leaktight.results.differences import Change, Table, changes, refusal
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def _methods(name: str, before: Table, after: Table, inside: str = "") -> Iterat
     changed = {each.get("kind") for each in there if isinstance(each, Mapping) and each not in here}
     for each in new:
         if isinstance(each, Mapping) and each.get("kind") not in changed:
-            yield Change(f"{inside}{name}", None, each)
+            yield Change(f"{inside}{name}", None, _method_words(name, each))
     for old in there:
         if old in here or not isinstance(old, Mapping):
             continue
@@ -113,6 +114,12 @@ def _methods(name: str, before: Table, after: Table, inside: str = "") -> Iterat
         else:
             for change in changes(old, kin, f"{inside}{name}.{kind}."):
                 yield replace(change, reason=MEANING)
+
+
+def _method_words(table: str, method: Mapping[str, Any]) -> str:
+    """A new method: a defense with its settings, as everywhere; an attack by its kind."""
+    kind, settings = str(method.get("kind")), {key: value for key, value in method.items() if key != "kind"}
+    return defense_words(kind, settings) if table == "defense" else kind
 
 
 def _victims(change: Change, before: Table, after: Table) -> str | None:
