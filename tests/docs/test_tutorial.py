@@ -1,45 +1,47 @@
-"""docs/tutorial.md, from its first command to its last, and what it says comes out."""
+"""docs/tutorial.md, in a few seconds: its files and commands without the attacks, and how outputs are compared.
+
+The whole session is `tests/slow/test_tutorial_session.py`.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
-from tests.docs.pages import run_page
+from tests.docs.pages import blocks, run_blocks
+from tests.docs.session import COLUMNS, PAGE, shown, words
 
-from leaktight.results.schema import Summary
-from leaktight.results.store import read_summary
-
-DEFENSES = {
-    "first": ["none", "outpost"],
-    "mine": ["none", "noise"],
-    "defended": ["none", "compression", "noise"],
-    "python": ["none", "noise"],
-    "captured": ["captured update"],
-}
-"""What each run of the page has a verdict on."""
+FOUND = blocks(PAGE)
 
 
-def test_the_page_runs_and_every_run_ends_as_it_says(tmp_path: Path) -> None:
-    # One test, so that the page is run once, however tests are spread over processes.
-    run_page("docs/tutorial.md", tmp_path)
-    summaries = {run: summary_of(tmp_path / "runs" / run) for run in DEFENSES}
-    for run, summary in summaries.items():
-        verdicts = {each.defense: each.verdict for each in summary.verdicts if each.track == "diagnostic"}
-        assert list(verdicts) == DEFENSES[run]
-        assert verdicts[DEFENSES[run][0]] == "reconstructed", "the undefended update does not leak"
-    assert "too-few-trials" in {flag.code for flag in summaries["first"].flags}
-    for run in ("mine", "defended", "python"):
-        assert undefended_psnr(summaries[run]) == 100
+def test_files_and_commands_of_the_page_fit_together(tmp_path: Path) -> None:
+    own = next(place for place, block in enumerate(FOUND) if block.file)  # before it is the quick start of the README
+    run_blocks(FOUND[own:], tmp_path, ["--dry-run"])
+    assert len(list((tmp_path / "images").glob("*/*.png"))) == 1797
+    assert (tmp_path / "after.pt").is_file()
 
 
-def summary_of(run: Path) -> Summary:
-    summary = read_summary(run)
-    assert isinstance(summary, Summary)
-    assert all(cell.failed == 0 for cell in summary.cells)
-    assert (run / "report.html").exists()
-    return summary
+def test_every_command_is_followed_by_what_it_prints() -> None:
+    for block, after in pairwise(FOUND):
+        assert not block.calls or after.language == "text", f"no output after: {block.text}"
+        assert after.language != "text" or block.calls, f"output of no command: {after.text}"
+    lines = [line for block in FOUND if block.language == "text" for line in block.text.splitlines()]
+    assert max(map(len, lines)) <= COLUMNS
 
 
-def undefended_psnr(summary: Summary) -> float | None:
-    [cell] = [cell for cell in summary.cells if (cell.attack, cell.defense) == ("csdlg", "none")]
-    return cell.mean_of("psnr")
+def test_outputs_are_compared_by_their_words() -> None:
+    page = "time: 3 min 22 s\nauto   97.2 [2.4,99.9]  −0.07 < 0.1 %\nloss 3.89 × 10⁻¹⁵, 2.6e-11\nabout 1.9 minutes"
+    here = "time: 25 s\nauto  5 [2,9] 0.07 1 % loss 0.1, 7\nabout 2 hours"
+    assert words(page) == words(here)
+    cost = "Time of a client's round: {}. Accuracy was not measured"
+    assert words(cost.format("about the same with noise")) == words(cost.format("x 0.7 with noise"))
+    assert words("● reconstructed  no defense") != words("? cannot conclude  no defense")
+    assert words("1 of 1 victim") != words("1 of 1 client")
+
+
+def test_progress_is_left_out_and_parts_are_chosen() -> None:
+    output = "plan\n1 of 3: none.csdlg psnr 9\ntraining, no defense: round 1 of 2, accuracy 9 %\n\nb  \nb\n\nc\n\nd"
+    assert shown(output) == "plan\n\nb\nb\n\nc\n\nd\n"
+    assert shown(output, "1 4") == "plan\n\n...\n\nd\n"
+    assert shown(output, "2-3") == "...\n\nb\nb\n\nc\n\n...\n"
+    assert shown(" ".join(["word"] * 20)).splitlines() == [" ".join(["word"] * 16), " ".join(["word"] * 4)]

@@ -2,66 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 from tests.docs.pages import ROOT, fenced
+from tests.wheel import Installed
 
 QUICK = next(block for block in fenced("README.md") if block.language == "sh" and "pip install leaktight" in block.text)
 SCRIPTS = [block.text for block in fenced("README.md") if "import leaktight" in block.text]
-SOURCES = ("src", "docs", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
-
-
-class Installed:
-    """A virtual environment with the wheel, and with the packages of this one that the wheel needs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.wheel = build_wheel(folder)
-        self.folder = folder / "venv"
-        venv.create(self.folder, symlinks=True)
-        pip("--python", str(self.python), "install", "--no-deps", "--no-index", str(self.wheel))
-        # Files .pth of the named folder are not obeyed, so an editable install there stays unseen.
-        packages = sysconfig.get_path("purelib", vars={"base": str(self.folder)})
-        Path(packages, "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    def run(self, *arguments: str, folder: Path) -> str:
-        """What the program prints in an empty environment; fails the test unless it ends well."""
-        hidden = ("PYTHONPATH", "VIRTUAL_ENV", "LEAKTIGHT_DATA")
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        program = [str(self.folder / "bin" / arguments[0]), *arguments[1:]]
-        done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, f"{arguments}: {done.stderr}"
-        return done.stdout + done.stderr
-
-
-def build_wheel(folder: Path) -> Path:
-    """The wheel of this checkout, built from a copy, so that nothing is left behind in it."""
-    copy = folder / "sources"
-    copy.mkdir()
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-        else:
-            shutil.copy(ROOT / name, copy)
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(copy))
-    [wheel] = folder.glob("*.whl")
-    return wheel
-
-
-def pip(*arguments: str) -> None:
-    program = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

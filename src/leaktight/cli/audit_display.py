@@ -147,10 +147,21 @@ def run_and_print(
     else:
         console = Console()
         show(summary, console)
-        files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
-        say(console, "\n" + "   ".join(f"{name}: {path / file}" for name, file in files.items()))
+        say(console, f"\n{places(path)}")
     check_something_ran(summary)
     return summary
+
+
+def places(path: Path) -> str:
+    """Where the results of a run are, a line each, so that a narrow terminal breaks no path.
+
+    >>> print(places(Path("runs/a")))
+    report: runs/a/report.html
+    pictures: runs/a/images
+    results: runs/a/summary.json
+    """
+    files = {"report": "report.html", "pictures": "images", "results": "summary.json"}
+    return "\n".join(f"{name}: {path / file}" for name, file in files.items())
 
 
 def announce(experiments: Sequence[Experiment], facts: Mapping[str, object], console: Console) -> None:

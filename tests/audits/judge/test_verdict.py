@@ -45,6 +45,15 @@ def test_a_defense_that_stops_a_working_attack() -> None:
     assert found["none"].trial_id == "none.csdlg.t019.r000"
 
 
+def test_no_defense_is_not_blamed_for_leaving_updates_unchanged() -> None:
+    few = [changed(each, update_changed=False) for each in in_production() if each.trial < 5]
+    [found] = [each for each in verdicts([*panel(), *few]) if (each.track, each.defense) == ("production", "none")]
+    assert found.verdict == "cannot-conclude"
+    assert "19 are needed" in found.because
+    assert "the defense" not in found.because
+    assert found.advice.startswith("Set --trials 19")
+
+
 BROKEN: dict[str, tuple[Callable[[], list[Trial]], str]] = {
     "all scores NaN": (lambda: spoilt(panel(), scores={"ssim": [None], "psnr": [None]}), "not finite"),
     "a loss that is NaN": (lambda: spoilt(panel(), loss=None), "not finite"),

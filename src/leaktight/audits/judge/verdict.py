@@ -185,7 +185,7 @@ class Panel:
             return "", ""
         if len(shared) >= self.needed:
             asked = f"at most {100 * self.confidence:.0f} % may be lost, as they may be those who leak"
-        unchanged = sum(trial.update_changed is False for trial in cell.valid)
+        unchanged = sum(not _acted(trial) for trial in cell.valid)
         if unchanged:
             return (
                 f"{nothing}, but the defense left the update unchanged in {unchanged} of {len(cell.valid)} trials",
