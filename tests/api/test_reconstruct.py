@@ -98,9 +98,8 @@ def test_numbers_may_be_arrays_tensors_or_single() -> None:
     model, (image, label) = dense(), digits()
     attack = lt.attacks.LinearInversion()
     for labels in (label, label.numpy(), label.tolist(), int(label[0])):
-        found: Any = lt.reconstruct(
-            model, gradient_of(model), torch.tensor(SHAPE), attack=attack, labels=labels, mean=0.0, std=np.ones(1)
-        )  # type: ignore[call-overload, unused-ignore]
+        said: dict[str, Any] = {"inputs": torch.tensor(SHAPE), "labels": labels, "mean": 0.0, "std": np.ones(1)}
+        found = lt.reconstruct(model, gradient_of(model), attack=attack, **said)
         assert found.labels.tolist() == label.tolist()
         assert found.score(image.numpy()) == found.score(image)
 

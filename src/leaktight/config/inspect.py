@@ -56,7 +56,8 @@ def prepare(request: CaptureRequest) -> Prepared:
     tables = _tables(request)
     inputs = Images(*checked_shape(request.shape))
     truth = None if request.truth is None else read_truth(request.truth, inputs)
-    count = count_examples(request.batch_size, request.labels, truth)
+    labels = None if request.labels is None else tuple(int(each) for each in request.labels)
+    count = count_examples(request.batch_size, labels, truth)
     number = 1 if count is None else count
     source = model_source(tables["model"], WHERE)
     try:
@@ -68,7 +69,7 @@ def prepare(request: CaptureRequest) -> Prepared:
             std=tuple(request.std),
             mode=request.mode or "train",
             num_examples=number,
-            labels=None if request.labels is None else tuple(request.labels),
+            labels=labels,
             local=_local(tables["local"], number, kind),
         )
     except ValueError as error:
