@@ -34,7 +34,7 @@ _VARIES = {
     "<cost>": re.compile(r"(?<=Time of a client's round: ).*?(?= Accuracy was)"),
     "<basis>": re.compile(r"\b(?:a part measured|measured|as without knowledge)(?= |$)"),
     "<time>": re.compile(rf"\b[\d.]+ {_UNIT}\b(?: [\d.]+ {_UNIT}\b)*"),
-    "<number>": re.compile(r"(?:< ?)?[-−]?\d[\d.]*(?:e[-+]?\d+| × 10[⁻⁰¹²³⁴-⁹]+)?"),
+    "<number>": re.compile(r"(?:< ?|fewer than )?[-−]?\d[\d.]*(?:e[-+]?\d+| × 10[⁻⁰¹²³⁴-⁹]+)?"),
 }
 
 
