@@ -24,6 +24,7 @@ from leaktight.core.protocols import ClientFacts, Defense
 from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import State
+from leaktight.report.words import defense_words
 from leaktight.results.forecast import Forecast
 from leaktight.runtime.processes import Alone
 
@@ -185,7 +186,7 @@ def test_the_document_has_the_same_facts(here: Here, tmp_path: Path, command: Se
     words = " ".join(text.split())
     assert "in 1 process (an estimate)" in words
     for work in found.trainings:
-        assert f"{work.defense}: {work.rounds} round" in words
+        assert f"{defense_words(work.defense, work.defense_settings)}: {work.rounds} round" in words
     for each in found.attacks:
         assert each.attack in words
     assert found.basis in words

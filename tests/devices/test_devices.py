@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -355,9 +356,10 @@ def test_a_careless_defense_is_found_in_its_round(two_gpus: None, tmp_path: Path
 
 def test_traced_graphs_and_all_networks_stay_on_one_device() -> None:
     """With PyTorch's own fake tensors, on a registered device; in a process of its own, as that cannot be undone."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("fake.py"))], capture_output=True, text=True
-    )
+    script = Path(__file__).with_name("fake.py")
+    environment = os.environ | {"PYTHONPATH": str(script.parents[2])}
+    command = [sys.executable, "-W", "ignore", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert set(found) == {"first order", "vmap", "lbfgs", *MODELS} - {"crnn"}

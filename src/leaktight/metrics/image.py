@@ -38,6 +38,7 @@ def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
 def mse(guess: Tensor, truth: Tensor) -> Tensor:
     """The mean squared error over all channels and pixels, in [0, 1].
 
+    >>> import torch
     >>> mse(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)).tolist()
     [0.25]
     """
@@ -48,6 +49,7 @@ def mse(guess: Tensor, truth: Tensor) -> Tensor:
 def psnr(guess: Tensor, truth: Tensor) -> Tensor:
     """The peak signal-to-noise ratio in dB for a peak of 1, computed from max(MSE, 1e-10): in [0, 100] dB.
 
+    >>> import torch
     >>> psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1, dtype=torch.float64)).tolist()
     [20.0]
     """

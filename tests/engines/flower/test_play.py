@@ -132,7 +132,7 @@ def first_tensor(update: Update, change: Callable[[torch.Tensor], Any]) -> Updat
     [
         (lambda update: replace(update, tensors={"strange": torch.zeros(1)}), "unknown name 'strange'"),
         (lambda update: first_tensor(update, lambda tensor: tensor[:1]), "expected 4 x 3 x 3 x 3"),
-        (lambda update: first_tensor(update, lambda tensor: tensor.double()), "torch.float64"),
+        (lambda update: first_tensor(update, lambda tensor: tensor.double()), "of float64"),
         (lambda update: first_tensor(update, lambda tensor: tensor * float("nan")), "not finite"),
         (lambda update: first_tensor(update, lambda tensor: tensor + 1e30), "has a value of 1e+30"),
         (lambda update: first_tensor(update, lambda tensor: "tensor"), "expected a tensor, got str"),
