@@ -16,6 +16,7 @@ import pytest
 import torch
 from tests.damage import flipped
 from tests.engines.flower.grids import LocalGrid, nodes, take_identity
+from tests.here import forget_modules
 from tests.seeds import replayed
 from torch import nn
 from typer.testing import CliRunner
@@ -150,6 +151,7 @@ def test_one_line_defends_a_plain_app_and_its_updates_are_attacked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
+    forget_modules(monkeypatch)
     monkeypatch.setenv("LEAKTIGHT_DATA", str(folder / "data"))
     recorded = '    grid = record_updates(grid, FOLDER, model="net:build", shape=(1, 16, 16))\n'
     watched = PLAIN.replace("    net = build()\n    generator", f"{recorded}    net = build()\n    generator")
