@@ -101,6 +101,7 @@ def test_a_run_that_nobody_saw_grows_to_the_run_of_that_size(
     require_equal("run", "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("after", "options", "more"), GROWTHS, ids=NAMES)
 def test_a_finished_run_grows_to_the_run_of_that_size_but_for_the_look(
     after: str, options: dict[str, Any], more: int
@@ -301,6 +302,7 @@ def test_failed_trials_are_repeated_in_a_run_that_grew() -> None:
     assert failed < set(watcher.ran)
 
 
+@pytest.mark.slow
 def test_a_tradeoff_grows_in_rounds_and_defenses() -> None:
     quick = {"trials": 1, "adaptive": False, "workers": 0}
     constant = 'local.schedule={kind="constant"}'
