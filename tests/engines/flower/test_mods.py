@@ -147,6 +147,7 @@ def inspected(folder: Path, captured: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_one_line_defends_a_plain_app_and_its_updates_are_attacked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
