@@ -16,7 +16,19 @@ from typing import Annotated, NoReturn
 import typer
 
 from leaktight import __version__
-from leaktight.cli import audit, data, flower, generator, inspect, leaderboard, listing, report, train, verify
+from leaktight.cli import (
+    audit,
+    data,
+    flower,
+    generator,
+    inspect,
+    leaderboard,
+    listing,
+    report,
+    reproduce,
+    train,
+    verify,
+)
 from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
 from leaktight.core.faults import fault_of
 from leaktight.core.text import printable
@@ -34,6 +46,7 @@ app.command("train")(train.command)
 app.command("audit", help=audit.AUDIT_HELP)(audit.command)
 app.command("tradeoff", help=audit.TRADEOFF_HELP)(audit.command)
 app.command("inspect")(inspect.command)
+app.command("reproduce", help=reproduce.HELP)(reproduce.command)
 app.command("report")(report.command)
 app.command("verify")(verify.command)
 app.add_typer(leaderboard.app, name="leaderboard")

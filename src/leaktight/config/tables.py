@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from leaktight.config.fields import check_tables
+from leaktight.config.recipes import config_file
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
 from leaktight.core.text import printable
@@ -105,6 +106,9 @@ TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard"
 
 _DIAGNOSTIC = ("local", "attack_round", "every", "watched", "watched_examples")
 """Keys of `[audit]` that do not hold for the production track."""
+
+RECIPE = "recipe"
+"""The table of a recipe that says what it reproduces; a config ignores it."""
 
 PRODUCTION = "production"
 """The table of tables that replace those of the config in a second experiment, the production track of an audit."""
@@ -232,7 +236,8 @@ def as_list(value: object) -> list[object]:
 
 
 def _read(path: Path) -> Table:
-    return read_toml(path, ConfigError)
+    tables = read_toml(config_file(path), ConfigError)
+    return {name: value for name, value in tables.items() if name != RECIPE}
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:

@@ -164,7 +164,7 @@ def test_the_operators_list_decides(make_federation: MakeFederation, tmp_path: P
     listed.write_text('client-000 = "12"')
     with pytest.raises(UsageError, match="expected a line"):
         key_book(tmp_path, listed)
-    with pytest.raises(UsageError, match="none.toml"):
+    with pytest.raises(UsageError, match=r"none\.toml"):
         key_book(tmp_path, tmp_path / "none.toml")
 
 

@@ -1,0 +1,126 @@
+"""The small figure of a result: pictures of one victim, curves over rounds, or points with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from leaktight.reproductions.recipe import Place
+from leaktight.reproductions.run import Reproduced
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 7.0
+
+Pair: TypeAlias = tuple[Path, Path]
+"""The pictures of a truth and of a guess."""
+
+
+def draw(made: Reproduced) -> bytes | None:
+    """The figure as PNG; None for a recipe without one."""
+    drawer = _DRAWERS.get(made.recipe.figure)
+    if drawer is None:
+        return None
+    figure = drawer(made)
+    target = BytesIO()
+    figure.savefig(target, format="png", dpi=110, metadata={"Software": None})
+    return target.getvalue()
+
+
+def _pictures(made: Reproduced) -> Figure:
+    """The first victim and the guesses for it: a picture for each row of the table, a line for each attack."""
+    lines: dict[tuple[Pair | None, ...], str] = {}
+    for column in made.recipe.columns:
+        lines.setdefault(tuple(_guess(made, row, column) for row in made.recipe.rows), column)
+    shown = {pairs: column for pairs, column in lines.items() if any(pairs)}
+    figure, axes = _grid(len(shown), len(made.recipe.rows) + 1, 1.15)
+    for line, (pairs, column) in zip(axes, shown.items(), strict=True):
+        _show(line[0], "truth", next(pair for pair in pairs if pair is not None)[0])
+        for place, row, pair in zip(line[1:], made.recipe.rows, pairs, strict=True):
+            _show(place, row, None if pair is None else pair[1])
+        line[0].set_ylabel(column, fontsize=6)
+    figure.tight_layout()
+    return figure
+
+
+def _guess(made: Reproduced, row: str, column: str) -> Pair | None:
+    """The pictures of the truth and of the guess in the first trial behind a place of the table."""
+    place = Place(row=row, column=column)
+    folder = made.jobs_at(place)[0].path
+    for trial in made.trials_at(place):
+        if trial.images is not None and trial.images.truth is not None:
+            return folder / trial.images.truth, folder / trial.images.guess
+    return None
+
+
+def _show(place: Axes, title: str, picture: Path | None) -> None:
+    import matplotlib.image as images  # slow to import
+
+    place.set_xticks([])
+    place.set_yticks([])
+    if picture is None:
+        place.axis("off")
+    else:
+        place.set_title(title, fontsize=6)
+        place.imshow(images.imread(str(picture)), cmap="gray", vmin=0, vmax=1)
+
+
+def _curves(made: Reproduced) -> Figure:
+    """The accuracy over the rounds, by row: the mean over seeds, and their range."""
+    figure, axes = _grid(1, 1, 3.0)
+    (place,) = axes[0]
+    column = next(iter(made.recipe.columns))
+    for row in made.recipe.rows:
+        histories = [
+            [(each.round, 100 * each.accuracy) for each in summary.rounds if each.accuracy is not None]
+            for summary in made.summaries_at(Place(row=row, column=column)).values()
+        ]
+        rounds = [number for number, _ in histories[0]]
+        values = np.array([[value for _, value in history] for history in histories])
+        place.plot(rounds, values.mean(0), label=row, linewidth=1.2)
+        place.fill_between(rounds, values.min(0), values.max(0), alpha=0.2)
+    place.set_xlabel("round")
+    place.set_ylabel("accuracy, %")
+    place.legend(fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def _points(made: Reproduced) -> Figure:
+    """Each column by itself: the mean of each row with its interval."""
+    columns = list(made.recipe.columns)
+    figure, axes = _grid(1, len(columns), 0.3 * len(made.recipe.rows) + 1.0)
+    entries = {(entry.row, entry.column): entry for entry in made.result().entries}
+    rows = list(made.recipe.rows)
+    for place, column in zip(axes[0], columns, strict=True):
+        for height, row in enumerate(rows):
+            entry = entries[row, column]
+            if entry.mean is not None and entry.low is not None and entry.high is not None:
+                place.plot([entry.low, entry.high], [height, height], color="0.6")
+                place.plot(entry.mean, height, "o", color="C0", markersize=4)
+        place.set_yticks(range(len(rows)), rows if place is axes[0][0] else [""] * len(rows), fontsize=7)
+        place.set_title(column, fontsize=7)
+        place.invert_yaxis()
+    figure.tight_layout()
+    return figure
+
+
+def _grid(lines: int, columns: int, height: float) -> tuple[Figure, list[list[Axes]]]:
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(_WIDTH, max(1.3, height * lines)))
+    places = figure.subplots(lines, columns, squeeze=False)
+    return figure, [list(line) for line in places]
+
+
+_DRAWERS: Mapping[str, Callable[[Reproduced], Figure]] = {
+    "pictures": _pictures,
+    "curves": _curves,
+    "points": _points,
+}

@@ -1,0 +1,93 @@
+"""All recipes can be read; a recipe that names what is not there is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leaktight.config import recipes
+from leaktight.core.errors import ConfigError, UsageError
+from leaktight.reproductions import recipe as module
+from leaktight.reproductions.recipe import read_recipe, reproducible
+from leaktight.reproductions.run import Reproduced, parse_shard
+
+SMALL = """
+[recipe]
+paper = "lrp"
+where = "Table 9"
+title = "test"
+least = 2
+[recipe.rows]
+"none" = {defense = "none"}
+[recipe.columns]
+"SSIM" = {attack = "csdlg", metric = "ssim"}
+[recipe.scales.smoke]
+minutes = 0.1
+[[recipe.claims]]
+says = "it leaks"
+row = "none"
+column = "SSIM"
+than = [0.5]
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    def write(text: str, published: str = "") -> str:
+        (tmp_path / "mine.toml").write_text(text)
+        if published:
+            (tmp_path / "mine.csv").write_text(published)
+        for place in (recipes, module):
+            monkeypatch.setattr(place, "recipes", lambda: {"mine": tmp_path / "mine.toml"})
+        return "mine"
+
+    return write
+
+
+@pytest.mark.parametrize("name", reproducible())
+def test_a_recipe_is_complete(name: str) -> None:
+    """Every recipe can be read, has a smoke scale, claims, and either published numbers or a reason why not."""
+    recipe = read_recipe(name)
+    assert {"smoke", "cpu"} <= recipe.scales.keys()
+    assert recipe.scales["cpu"].minutes <= 60
+    assert recipe.claims
+    assert recipe.published or "no numbers" in recipe.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('row = "none"', 'row = "nothing"', "claim 'it leaks': no row 'nothing'; choose from: none"),
+        ('column = "SSIM"', 'column = "PSNR"', "no column 'PSNR'"),
+        ("than = [0.5]", "", "expected something to compare with"),
+        ('title = "test"', 'title = "test"\nclam = 1', "clam: Extra inputs are not permitted"),
+        ('metric = "ssim"', 'part = "other"', "no part 'other'"),
+        ("minutes = 0.1", "", "scales.smoke.minutes: Field required"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_name(written, old: str, new: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError) as error:
+        read_recipe(written(SMALL.replace(old, new)))
+    assert message in str(error.value)
+
+
+def test_published_numbers_are_read_from_the_file(written) -> None:  # type: ignore[no-untyped-def]
+    recipe = read_recipe(written(SMALL, "# Table 9\nrow,SSIM\nnone,0.52\n"))
+    assert recipe.published == {"none": {"SSIM": "0.52"}}
+    with pytest.raises(ConfigError, match="no row 'other'"):
+        read_recipe(written(SMALL, "row,SSIM\nother,0.52\n"))
+
+
+def test_an_unknown_recipe_or_scale_is_a_clear_error(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    name = written(SMALL)
+    with pytest.raises(UsageError, match="no recipe 'mene'; did you mean 'mine'"):
+        read_recipe("mene")
+    with pytest.raises(UsageError, match="mine has no scale cpu; it has smoke"):
+        _ = Reproduced(read_recipe(name), "cpu", tmp_path).jobs
+
+
+@pytest.mark.parametrize("text", ["3/2", "0/2", "2", "a/b", ""])
+def test_a_wrong_shard_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a shard such as 2/3"):
+        parse_shard(text)
