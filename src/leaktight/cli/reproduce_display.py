@@ -11,6 +11,8 @@ from rich.table import Table
 from leaktight.api.runs import parse_workers
 from leaktight.cli.audit_display import AuditDisplay
 from leaktight.cli.console import say
+from leaktight.cli.display import shown
+from leaktight.reproductions.page import grid
 from leaktight.reproductions.recipe import Recipe
 from leaktight.reproductions.reproduce import reproduce
 from leaktight.reproductions.result import Reproduction
@@ -54,15 +56,12 @@ def run_recipe(made: Reproduced, *, workers: str | None, shard: tuple[int, int])
 
 def print_result(result: Reproduction, root: Path, console: Console) -> None:
     """The table, published beside measured, then the claims."""
-    columns = list(dict.fromkeys(entry.column for entry in result.entries))
+    across, lines = grid(result)
     table = Table(box=None, pad_edge=False, header_style="bold", title=f"{result.where}: {result.title}")
-    for column in ("published / measured", *columns):
-        table.add_column(column, overflow="fold")
-    rows: dict[str, list[str]] = {}
-    for entry in result.entries:
-        measured = "-" if entry.mean is None else f"{entry.mean:.4g}"
-        rows.setdefault(entry.row, []).append(f"{entry.published or '-'} / {measured}")
-    for name, cells in rows.items():
+    for name in ("published / measured", *across):
+        table.add_column(name, overflow="fold")
+    for name, entries in lines.items():
+        cells = (f"{entry.published or '-'} / {shown(entry.mean, '{:.4g}')}" for entry in entries)
         table.add_row(name, *cells)
     console.print(table)
     for claim in result.claims:

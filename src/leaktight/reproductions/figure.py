@@ -52,9 +52,9 @@ def _pictures(made: Reproduced) -> Figure:
 def _guess(made: Reproduced, row: str, column: str) -> Pair | None:
     """The pictures of the truth and of the guess in the first trial behind a place of the table."""
     place = Place(row=row, column=column)
-    folder = made.jobs_at(place)[0].path
     for trial in made.trials_at(place):
         if trial.images is not None and trial.images.truth is not None:
+            folder = made.jobs_at(place)[0].path
             return folder / trial.images.truth, folder / trial.images.guess
     return None
 
@@ -77,6 +77,8 @@ def _curves(made: Reproduced) -> Figure:
     (place,) = axes[0]
     column = next(iter(made.recipe.columns))
     for row in made.recipe.rows:
+        if not made.jobs_at(Place(row=row, column=column)):
+            continue
         histories = [
             [(each.round, 100 * each.accuracy) for each in summary.rounds if each.accuracy is not None]
             for summary in made.summaries_at(Place(row=row, column=column)).values()

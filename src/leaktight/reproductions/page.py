@@ -39,26 +39,28 @@ def section(result: Reproduction, figure: str | None = None) -> str:
 
 
 def table(result: Reproduction) -> list[str]:
-    """Published against measured, by row and column: the mean and its 95 % interval."""
-    columns = list(dict.fromkeys(entry.column for entry in result.entries))
-    rows: dict[str, dict[str, Entry]] = {}
-    for entry in result.entries:
-        rows.setdefault(entry.row, {})[entry.column] = entry
-    titles = [f"{name} (legacy)" if name in result.legacy else name for name in columns]
+    """Published against measured: the mean and its 95 % interval."""
+    across, lines = grid(result)
     most = max((entry.number for entry in result.entries), default=0)
     return [
-        f"| published / measured, {counted(most, result.kind.removesuffix('s'))} | " + " | ".join(titles) + " |",
-        "|---" * (len(columns) + 1) + "|",
-        *(
-            f"| {name} | " + " | ".join(_cell(cells.get(column)) for column in columns) + " |"
-            for name, cells in rows.items()
-        ),
+        f"| published / measured, {counted(most, result.kind.removesuffix('s'))} | {' | '.join(across)} |",
+        "|---" * (len(across) + 1) + "|",
+        *(f"| {name} | {' | '.join(map(_cell, entries))} |" for name, entries in lines.items()),
     ]
 
 
-def _cell(entry: Entry | None) -> str:
-    if entry is None:
-        return ""
+def grid(result: Reproduction) -> tuple[list[str], dict[str, list[Entry]]]:
+    """The table with its shorter side across: the names across, and the entries of each line by its name."""
+    rows = list(dict.fromkeys(entry.row for entry in result.entries))
+    columns = list(dict.fromkeys(entry.column for entry in result.entries))
+    entries = {(entry.row, entry.column): entry for entry in result.entries}
+    titles = {name: f"{name} (legacy)" if name in result.legacy else name for name in columns}
+    if len(columns) > len(rows):
+        return rows, {titles[column]: [entries[row, column] for row in rows] for column in columns}
+    return list(titles.values()), {row: [entries[row, column] for column in columns] for row in rows}
+
+
+def _cell(entry: Entry) -> str:
     if entry.mean is None or entry.low is None or entry.high is None:
         measured = _MISSING
     else:

@@ -59,11 +59,12 @@ class Part(_Table):
 class Scale(_Table):
     """Settings for machines of one kind.
 
-    set: overrides for all parts. minutes: the expected time on two cores. seeds: trainings of a part, if fewer.
-    differences: from the published setting, in words.
+    set: overrides for all parts. parts: those that are run; empty for all. minutes: the expected time on two cores.
+    seeds: trainings of a part, if fewer. differences: from the published setting, in words.
     """
 
     set: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     minutes: float
     seeds: int | None = None
     differences: tuple[str, ...] = ()
@@ -195,6 +196,9 @@ def _check(recipe: Recipe) -> None:
 
     for place in recipe.places():
         require("part", str(recipe.choice(place)["part"]), f"{place}")
+    for scale, settings in recipe.scales.items():
+        for part in settings.parts:
+            require("part", part, f"[recipe.scales.{scale}]")
     for claim in recipe.claims:
         if claim.untestable:
             continue

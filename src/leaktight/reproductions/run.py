@@ -143,7 +143,8 @@ class Reproduced:
 
     @cached_property
     def jobs(self) -> list[Job]:
-        return [job for part in self.recipe.parts for job in self._of_part(part)]
+        chosen = self.recipe.scale(self.scale).parts
+        return [job for part in self.recipe.parts if part.name in chosen or not chosen for job in self._of_part(part)]
 
     def _of_part(self, part: Part) -> list[Job]:
         scale = self.recipe.scale(self.scale)
@@ -201,8 +202,10 @@ class Reproduced:
 
     def samples(self, place: Place) -> Samples:
         """The values at a place of the table."""
-        choice = self.recipe.choice(place)
-        job = self.jobs_at(place)[0]
+        choice, jobs = self.recipe.choice(place), self.jobs_at(place)
+        if not jobs:
+            return {}
+        job = jobs[0]
         if job.is_function:
             values: Mapping[str, Mapping[str, Samples]] = json.loads((job.path / VALUES).read_text())
             return values.get(place.row, {}).get(place.column, {})
@@ -211,18 +214,18 @@ class Reproduced:
         return from_audit(read_trials(job.path).values(), choice)
 
     def jobs_at(self, place: Place) -> list[Job]:
-        """The runs behind a place of the table."""
+        """The runs behind a place of the table; none if its part is not run at this scale."""
         part = self.recipe.choice(place)["part"]
         return [job for job in self.jobs if job.part.name == part]
 
     def trials_at(self, place: Place) -> list[Trial]:
         """The valid trials behind a place of the table; none if its run is no audit."""
-        job = self.jobs_at(place)[0]
-        if job.is_function or job.part.command == "train":
-            return []
-        return [
-            trial for cell in chosen(read_trials(job.path).values(), self.recipe.choice(place)) for trial in cell.valid
-        ]
+        found: list[Trial] = []
+        for job in self.jobs_at(place):
+            if not job.is_function and job.part.command != "train":
+                cells = chosen(read_trials(job.path).values(), self.recipe.choice(place))
+                found += [trial for cell in cells for trial in cell.valid]
+        return found
 
     def summaries_at(self, place: Place) -> dict[str, TrainingSummary]:
         """The trainings behind a place of the table, by seed."""
