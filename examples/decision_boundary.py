@@ -23,7 +23,7 @@ from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.local import evaluate
 from leaktight.report.figures import Boundary, Points, plot_boundaries
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-2.toml"
+RECIPE = Path("recipe:fedboosting-figure-4-2")
 METHODS: dict[str, Aggregator] = {
     "fedavg": FedAvg(),
     "fedboosting (paper)": FedBoosting(variant="paper"),

@@ -33,7 +33,7 @@ from leaktight.fl.local import evaluate
 from leaktight.fl.protocol import RoundOutcome
 from leaktight.report.figures import AccuracyCurve, plot_accuracy_curves
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "fedboosting-figure-4-4.toml"
+RECIPE = Path("recipe:fedboosting-figure-4-4")
 RENDERED = "rendered words"
 LEAST = 3  # letters of a real word, as in the thesis
 WIDE = 150  # characters in a line of the table, where there is no terminal to tell

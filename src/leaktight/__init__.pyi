@@ -3,10 +3,13 @@ from . import defenses as defenses
 from .api.audit import audit as audit
 from .api.audit import tradeoff as tradeoff
 from .api.inspect import inspect as inspect
+from .api.reconstruct import Reconstructed as Reconstructed
+from .api.reconstruct import reconstruct as reconstruct
 from .api.train import train as train
 from .config.settings import Config as Config
 from .config.settings import load_config as load_config
 from .core.errors import LeaktightError as LeaktightError
+from .core.inputs import Images as Images
 from .core.protocols import ActiveAttack as ActiveAttack
 from .core.protocols import Aggregator as Aggregator
 from .core.protocols import Attack as Attack

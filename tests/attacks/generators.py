@@ -29,9 +29,15 @@ def linear(latent: int, num_classes: int | None) -> nn.Module:
     return Linear(latent, num_classes)
 
 
+def eight(latent: int) -> nn.Module:
+    """Images of 8x8 pixels."""
+    return nn.Sequential(nn.Linear(latent, 64), nn.Unflatten(1, (1, 8, 8)))
+
+
 def flat(latent: int) -> nn.Module:
     return nn.Linear(latent, 3)
 
 
 LINEAR = OwnGenerator(target="tests.attacks.generators:linear", latent=3, output="unit")
 CONDITIONAL = OwnGenerator(target="tests.attacks.generators:linear", latent=3, output="unit", num_classes=3)
+EIGHT = OwnGenerator(target="tests.attacks.generators:eight", latent=3, output="unit")

@@ -59,8 +59,8 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(here: Here, tmp_path: 
     code, out, errors = here("audit", "small.toml", "--dry-run", "--trials", "7", "--defense", "clipping")
     assert (code, out) == (0, "")
     assert (
-        "35 trials in total: csdlg (attack), mean_image (control) on none, clipping; csdlg with knowledge of clipping"
-        in errors
+        "35 trials in total: csdlg (attack), mean_image (control) on no defense, "
+        "clipping (clip_norm 4); csdlg with knowledge of the defense" in errors
     )
     assert not (tmp_path / "runs").exists()
 
@@ -69,7 +69,10 @@ def test_a_dry_run_says_how_many_trials_there_are_at_least_and_at_most(here: Her
     code, out, errors = here("audit", "small.toml", "--dry-run", "--trials", "auto", "--confidence", "0.05")
     assert (code, out) == (0, "")
     assert "victims: 5, and 59 where they do not decide" in errors
-    assert "25 to 295 trials: csdlg (attack), mean_image (control) on none, noise; csdlg with" in errors
+    assert (
+        "25 to 295 trials: csdlg (attack), mean_image (control) on no defense, noise (noise_std 0.1); csdlg with"
+        in errors
+    )
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(here: Here, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_an_unexpected_error_fails_one_trial_only(tmp_path: Path) -> None:
 
 def test_a_failed_training_is_a_reason(tmp_path: Path) -> None:
     line = first_trial(small_experiment(tmp_path), "noise", failed={"noise": "not finite"})
-    assert line.error == "training with noise failed: not finite"
+    assert line.error == "training with noise (noise_std 0.1) failed: not finite"
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,8 @@ def test_the_best_draw_of_a_control_counts_for_each_example() -> None:
     best = best_of([judge(Batch(guess, truth.targets), truth, metrics) for guess in guesses])
     assert best.scores["psnr"] == (100.0, 100.0)
     assert best.scores["mse"] == (0.0, 0.0)
+    assert torch.equal(best.aligned, truth.inputs)
+    assert best.guess == best.truth, "the picture is that of the draw whose score is given"
 
 
 def test_how_labels_are_known() -> None:

@@ -115,7 +115,9 @@ def test_the_same_clients_are_attacked_over_time(tmp_path: Path) -> None:
     for trial in lines:
         clients[trial.trial].add(trial.client)
     assert all(len(names) == 1 for names in clients.values())
-    assert watcher.rounds == [(defense, number) for defense in ("none", "noise") for number in (1, 2)]
+    assert watcher.rounds == [
+        (defense, number) for defense in ("no defense", "noise (noise_std 0.1)") for number in (1, 2)
+    ]
     rows = [row for row in summary.over_time or () if row.defense == "none"]
     assert [row.round for row in rows] == [0, 2]
     assert all(0 <= (row.accuracy or -1) <= 1 for row in rows)
@@ -210,7 +212,7 @@ def test_the_production_track_is_a_second_experiment_of_the_same_run(tmp_path: P
     experiment, production = build_tracks(config, adaptive=False)
     watcher = Told()
     summary = run(experiment, tmp_path / "run", watcher, production=production)
-    assert watcher.rounds == [("none (production)", 1)]
+    assert watcher.rounds == [("no defense (production)", 1)]
     assert (tmp_path / "run" / "training" / "production" / "none" / "round-0001.state").exists()
     lines = trials_of(tmp_path / "run")
     attacked = lines["production.none.dlg.t000.r001"]

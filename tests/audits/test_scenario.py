@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from leaktight.adaptive.auto import Auto
 from leaktight.api.runs import parse_workers
+from leaktight.attacks.controls import Control
+from leaktight.attacks.presets.agic import Agic
+from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.settings import AuditSettings
 from leaktight.config.audit import build_experiment, build_tracks, complete, production_fact, scenario_facts
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config, load_config
-from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
+from leaktight.config.tables import AUDIT_SCENARIO
 from leaktight.core.errors import ConfigError, UsageError
-from leaktight.core.protocols import Defense
+from leaktight.core.protocols import Attack, Defense
 from leaktight.core.training import LocalTraining
 
 
@@ -91,8 +98,8 @@ def test_workers_that_make_no_sense(text: str) -> None:
         parse_workers(text)
 
 
-def built_in(*overrides: str, scenario: str = AUDIT_SCENARIO, **given: object) -> Config:
-    config = load_config(None, overrides, scenario=scenario, given=given)
+def built_in(*overrides: str, attacks: Sequence[str] = (), **given: object) -> Config:
+    config = load_config(None, overrides, scenario=AUDIT_SCENARIO, given=given, attacks=attacks)
     return complete(config, defenses_named=False)
 
 
@@ -112,14 +119,59 @@ def test_the_built_in_audit_has_a_production_track_of_ordinary_training() -> Non
     assert experiment.federation.dataset is production.federation.dataset, "the data are loaded once"
     fact = production_fact(config.production, production)
     assert "weights: default, train mode" in fact
-    assert "attacked rounds: 12; by agic on none; victims: 5, and 20 where they do not decide" in fact
+    assert "attacked rounds: 12; by agic on no defense; victims: 5, and 20 where they do not decide" in fact
+
+
+def strengths(config: Config) -> list[Attack]:
+    """The attacks of both tracks, without what the threat model and the machine settle."""
+    tracks = [config] if config.production is None else [config, config.production]
+    attacks = [each for track in tracks for each in track.attacks if not isinstance(each, Control)]
+    return [replace(each, labels=None) if isinstance(each, Preset) else each for each in attacks]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"overrides": ["data.kind=cifar10"]},
+        {"overrides": ["data.kind=digits"]},
+        {"overrides": ["model.kind=mlp"]},
+        {"overrides": ["model.activation=sigmoid"]},
+        {"overrides": ["production.model.init=wide"]},
+        {"overrides": ["attack.0.onednn=false"]},
+        {"given": {"data": {"kind": "cifar10"}}},
+        {"given": {"model": {"kind": "mlp"}}},
+        {"given": {"model": nn.Linear(2, 2)}},
+    ],
+    ids=str,
+)
+def test_who_names_data_or_a_model_has_attacks_at_their_own_strength(named: dict[str, Any]) -> None:
+    config = load_config(None, **{"scenario": AUDIT_SCENARIO, **named})
+    auto, agic = strengths(complete(config, defenses_named=False))
+    assert isinstance(auto, Auto)
+    assert auto.budget == Auto().budget
+    assert agic == Agic()
+
+
+def test_a_named_attack_has_its_own_strength() -> None:
+    assert strengths(built_in("data.kind=cifar10", attacks=["csdlg"])) == [CsDlg()]
+    assert strengths(built_in(attacks=["csdlg", "auto", "agic"])) == [CsDlg(), Auto(), Agic()]
+    assert strengths(built_in("attack={kind='auto'}")) == [Auto()]
+    assert strengths(built_in("attack.iterations=8", attacks=["csdlg"])) == [CsDlg(iterations=8)], "what is said holds"
+    assert strengths(built_in("data.kind=cifar10", "attack.budget=quick"))[0] == Auto(budget="quick")
+    said = strengths(built_in("data.kind=cifar10", "production.attack.iterations=9"))
+    assert said == [Auto(), Agic(iterations=9)]
+
+
+def test_the_built_in_scenario_keeps_its_quick_attacks() -> None:
+    quick = [Auto(budget="quick"), Agic(iterations=240, learning_rate=0.1, onednn=True)]
+    for same in ((), ("federation.per_round=5",), ("threat.preset=diagnostic",), ("data.root='elsewhere'",)):
+        assert strengths(built_in(*same)) == quick
 
 
 def test_what_a_caller_says_holds_for_both_tracks() -> None:
     assert load_config(None, scenario=AUDIT_SCENARIO, attacks=["dlg"]).production is None
-    assert built_in("attack.0.budget=standard").production == built_in().production
     assert load_config(None, ["attack=[{kind='dlg'}]"], scenario=AUDIT_SCENARIO).production is None
-    for config in (built_in("model.kind=mlp"), built_in(model={"kind": "mlp"}, scenario=OWN_SCENARIO)):
+    for config in (built_in("model.kind=mlp"), built_in(model={"kind": "mlp"})):
         assert config.production is not None
         assert config.production.model == config.model
     other = built_in("model.activation=sigmoid", "local.learning_rate=0.3", "federation.rounds=5", "audit.trials=3")
@@ -128,7 +180,7 @@ def test_what_a_caller_says_holds_for_both_tracks() -> None:
     assert (other.production.local.learning_rate, other.production.local.samples) == (0.3, 32)
     assert other.production.model.init == "default"
     assert other.production.model.source == other.model.source
-    own = built_in(local=LocalTraining(batch_size=7), scenario=OWN_SCENARIO).production
+    own = built_in(local=LocalTraining(batch_size=7)).production
     assert own is not None
     assert own.local.batch_size == 7
 

@@ -35,7 +35,7 @@ def test_the_file_says_what_the_methods_say() -> None:
         (["train", "missing.toml"], "cannot read missing.toml"),
         (["flower", "export", "new", "--set", "federation.aggregator=fedavgg"], "unknown kind 'fedavgg'"),
         (["inspect", "--model", "resnet2", "--before", "a.pt", "--shape", "1,8,8"], "unknown kind 'resnet2'"),
-        (["inspect", "--model", "mlp", "--before", "a.pt", "--shape", "8,8"], "expected --shape C,H,W"),
+        (["inspect", "--model", "mlp", "--before", "a.pt", "--shape", "8,8"], "for grey images give 1,8,8"),
     ],
 )
 def test_errors_of_usage_come_before_torch(arguments: list[str], message: str) -> None:

@@ -10,7 +10,7 @@ from tests.audits.scenes import SMALL, small_config
 from leaktight.api.scenario import configure
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.config.settings import Config, load_config
-from leaktight.config.tables import AUDIT_SCENARIO, OWN_SCENARIO
+from leaktight.config.tables import AUDIT_SCENARIO
 from leaktight.core.errors import ConfigError
 from leaktight.core.threat import Knowledge, ThreatModel
 
@@ -42,8 +42,8 @@ def test_a_preset_replaces_the_table_below_it(tmp_path: Path) -> None:
 
 
 def test_the_built_in_audit_is_diagnostic_and_its_facts_can_be_changed() -> None:
-    assert load_config(None, scenario=OWN_SCENARIO).threat == ThreatModel.preset("diagnostic")
-    changed = load_config(None, ["threat.knows=['batch_size']"], scenario=OWN_SCENARIO)
+    assert load_config(None, scenario=AUDIT_SCENARIO).threat == ThreatModel.preset("diagnostic")
+    changed = load_config(None, ["threat.knows=['batch_size']"], scenario=AUDIT_SCENARIO)
     assert changed.threat.knows == {Knowledge.BATCH_SIZE}
 
 

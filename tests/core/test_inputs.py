@@ -56,13 +56,23 @@ def test_examples_are_loaded_by_their_own_kind() -> None:
     examples = Examples(rows, torch.arange(4), Readings)
     assert examples.take(torch.tensor([1, 3])).example == Readings(3)
     assert torch.equal(examples.part(1, 3).batch().inputs, rows[1:3])
-    with pytest.raises(DataError, match=r"expected images \(N, C, H, W\) of bytes, got \(4, 3\) of torch.float32"):
+    with pytest.raises(DataError, match=r"not supported yet: tables \(inputs of shape 4 x 3\)"):
         Examples(rows, torch.arange(4))
+    with pytest.raises(DataError, match=r"expected images \(N, C, H, W\) of bytes, got 4 x 1 x 1 x 3 of float32"):
+        Examples(rows[:, None, None], torch.arange(4))
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (2, 8, 8), (3, 0, 8)])
-def test_images_have_one_or_three_channels_first(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(InputsError, match="1 or 3 channels first"):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((28, 28, 1), "channels first, got 28,28,1; give 1,28,28"),
+        ((32, 30, 3), "give 3,32,30"),
+        ((2, 8, 8), "1 or 3 channels, got 2"),
+        ((3, 0, 8), "three numbers from 1, got 3,0,8"),
+    ],
+)
+def test_images_have_one_or_three_channels_first(shape: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(InputsError, match=message):
         Images(*shape)
 
 

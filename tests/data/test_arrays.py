@@ -78,9 +78,12 @@ def test_groups_follow_their_examples(tmp_path: Path) -> None:
         ({"images": pixels(2, 4, 4)}, "expected the array 'labels', got images"),
         (
             {"images": pixels(2, 4, 4), "labels": np.array([0.5, 1.0])},
-            "expected labels to be 2 integers, .* got float64",
+            "not supported yet: regression",
         ),
-        ({"images": pixels(2, 4, 4), "labels": np.array([0, 1, 1])}, r"got int64 of shape \(3,\)"),
+        (
+            {"images": pixels(2, 4, 4), "labels": np.array([0, 1, 1])},
+            "expected labels to be 2 integers, one per image, got 3 of int64",
+        ),
         (
             {"images": pixels(2, 4, 4), "labels": np.array([-1, 0])},
             "images from 0 to 99999, got -1 to 0",

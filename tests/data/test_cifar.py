@@ -43,6 +43,10 @@ def test_cifar10_python_reads_the_batches_that_are_there(tmp_path: Path, outer: 
     assert data.inputs.shape == (3, 32, 32)
     assert torch.equal(data.train.inputs[2], torch.from_numpy(second).view(3, 32, 32))
     assert data.class_names[5] == "dog"
+    assert data.note == "3 of 5 training files are missing: data_batch_2, data_batch_3, data_batch_5"
+    for number in (2, 3, 5):
+        write_pickle(folder / f"data_batch_{number}", {b"data": first, b"labels": [3, 9]})
+    assert not Cifar10().load(tmp_path).note
 
 
 def test_cifar10_binary_equals_python(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ def test_cifar10_binary_equals_python(tmp_path: Path) -> None:
 
 def test_cifar10_without_test_batch(tmp_path: Path) -> None:
     write_pickle(tmp_path / "cifar-10-batches-py" / "data_batch_1", {b"data": rows(10), b"labels": [1, 2] * 5})
-    with pytest.raises(DataError, match=r'expected test_batch or test_batch\.bin .*or set part = "train"'):
+    with pytest.raises(DataError, match=r'5 of 6 files are missing: .*5, test_batch in .*, or set part = "train"'):
         Cifar10().load(tmp_path)
     data = Cifar10(part="train").load(tmp_path)
     assert (len(data.train), len(data.test)) == (8, 2)

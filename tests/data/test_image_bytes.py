@@ -131,8 +131,8 @@ def test_float_arrays() -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 4, 4, 5), dtype=np.uint8), "with C 1 or 3, got"),
-        (np.zeros((4, 4), dtype=np.uint8), r"got \(4, 4\)"),
+        (np.zeros((2, 4, 4, 5), dtype=np.uint8), "1 or 3 channels, got 5"),
+        (np.zeros((4, 4), dtype=np.uint8), "not supported yet: tables .*4 x 4"),
         (np.zeros((2, 4, 4), dtype=np.int32), "got int32"),
         (np.full((2, 4, 4), 255.0), r"in \[0, 1\], got 255"),
         (np.full((2, 4, 4), np.nan), r"in \[0, 1\], got nan"),

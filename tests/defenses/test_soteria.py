@@ -134,7 +134,7 @@ def test_features_that_are_sequences_are_refused() -> None:
             outputs: Tensor = self.head(inputs[:, 0]).mean(1)
             return outputs
 
-    with pytest.raises(ModelError, match=r"\(N, features\), at the last linear layer 'head', got \(2, 6, 6\)"):
+    with pytest.raises(ModelError, match=r"\(N, features\), at the last linear layer 'head', got 2 x 6 x 6"):
         defended(Soteria(), step_of(Rows().double(), batch(2)))
 
 

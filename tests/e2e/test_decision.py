@@ -30,7 +30,7 @@ def test_a_leak_behind_a_defense_is_exit_code_3_after_everything_is_written(here
     code, out, err = audit(here, "weak.toml", "--fail-on", "identified", "--json")
     assert code == 3
     assert err.splitlines()[-1] == (
-        "leaktight: --fail-on identified: noise (diagnostic): reconstructed by csdlg; see run"
+        "leaktight: --fail-on identified: noise (noise_std 1e-09) (diagnostic): reconstructed by csdlg; see run"
     )
     summary = json.loads(out)
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
@@ -49,7 +49,10 @@ def test_a_leak_behind_a_defense_is_exit_code_3_after_everything_is_written(here
 def test_a_run_that_cannot_conclude_neither_passes_nor_fails(here: Here, tmp_path: Path) -> None:
     code, _, err = audit(here, "strong.toml", "--fail-on", "reconstructed")
     assert code == 1
-    assert "--fail-on reconstructed can be neither passed nor failed: noise (diagnostic): cannot conclude" in err
+    assert (
+        "--fail-on reconstructed can be neither passed nor failed: noise (noise_std 10) (diagnostic): cannot conclude"
+        in err
+    )
     assert Xml.parse(tmp_path / "run" / "junit.xml").getroot().get("errors") == "1"
     assert audit(here, "strong.toml", "--resume")[0] == 0, "without the gate it is a result like others"
     next((tmp_path / "run" / "images").iterdir()).write_bytes(b"another")

@@ -68,7 +68,7 @@ def test_images_that_clients_hold_are_left_out() -> None:
     ("arguments", "message"),
     [
         (["--out", "g.pth"], "expected --out to end in .safetensors"),
-        (["--out", "g.safetensors", "--kind", "vae"], "input should be 'dcgan' or 'wgan_gp', got 'vae'"),
+        (["--out", "g.safetensors", "--kind", "vae"], "expected 'dcgan' or 'wgan_gp', got 'vae'"),
         (["--out", "g.safetensors", "--data", "digit"], "did you mean 'digits'"),
     ],
 )

@@ -103,8 +103,7 @@ def mnist(tmp_path: Path) -> Path:
 
 
 def test_the_recipe_of_words_gives_each_client_its_own_source(here: Here) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "fedboosting-figure-4-4.toml"
-    code, _, told = here("train", str(recipe), "--dry-run", "--set", "data.examples=50")
+    code, _, told = here("train", "recipe:fedboosting-figure-4-4", "--dry-run", "--set", "data.examples=50")
     assert code == 0, told
     assert "rendered_words: 80 of 80 training examples on 2 clients" in told
     assert re.search(r"client-000-synth90k-like +38 +2\n", told)
@@ -227,12 +226,14 @@ def test_stacked_defenses_and_what_they_cost_are_shown(here: Here) -> None:
     code, out, errors = here("train", *one_round, *stacked, "--out", "shown")
     assert code == 0, errors
     assert "round accuracy loss train loss seconds defense up down clients" in " ".join(errors.split())
-    assert re.search(r"defense stack: \d+\.\d % of local training time, \d+\.\d\d ms a step; ", out)
+    assert "defense clipping (clip_norm 4) + noise (noise_std 0.001): " in out
+    assert re.search(r": \d+\.\d % of local training time, \d+\.\d\d ms a step; ", out)
     assert "noise.noise_std 0.001" in out
     code, out, _ = here("train", *one_round, *stacked, "--out", "shown", "--resume", "--json")
     figures = json.loads(out)["defense"]
     assert figures.keys() == {
         "kind",
+        "settings",
         "share_of_time",
         "seconds_per_step",
         "clipping.clip_rate",

@@ -101,7 +101,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
         open_run(tmp_path, "a = 1", resume=False),
     ):
         pass
-    with pytest.raises(UsageError, match="'a = 1', this one has 'a = 2'"), open_run(tmp_path, "a = 2", resume=True):
+    with pytest.raises(UsageError, match="settings: a is 1 there and 2 here"), open_run(tmp_path, "a = 2", resume=True):
         pass
 
 

@@ -28,7 +28,7 @@ from leaktight.core.types import Batch
 from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
 from leaktight.inspections.checks import check_capture, looks_of
 from leaktight.inspections.files import TrueExamples, read_tensors, read_truth
-from leaktight.inspections.truth import check_truth
+from leaktight.inspections.truth import examine
 from leaktight.models.source import Normalize
 
 SHAPE = Images(1, 6, 6)
@@ -222,7 +222,7 @@ def broken(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Ten
         (
             lambda before, after: after,
             {"num_classes": 7},
-            r"3.weight \(4, 8\), the model has \(7, 8\).*last layer of the file has 4 rows, but --classes is 7",
+            r"3.weight 4 x 8 \(the model has 7 x 8\).*last layer of the file has 4 rows, but --classes is 7",
         ),
         (lambda before, after: after, {"labels": (4,)}, r"labels from 0 to 3, got 4"),
         (lambda before, after: {"3.bias": after["3.bias"], "4.bias": after["3.bias"]}, {}, "unexpected: 4.bias"),
@@ -240,7 +240,7 @@ def test_arrays_without_names_are_counted_and_their_shapes_compared(tmp_path: Pa
     with pytest.raises(UsageError, match=r"expected 9 \(the state dict\) or 6 \(the parameters\) arrays .* got 4"):
         load_capture(settings(Small()), before, read_tensors(tmp_path / "few.npz"), "after")
     np.savez(tmp_path / "turned.npz", *[tensor.numpy() for tensor in reversed(state.values())])
-    with pytest.raises(UsageError, match=r"0.weight \(4,\), the model has \(3, 1, 3, 3\)"):
+    with pytest.raises(UsageError, match=r"0.weight 4 \(the model has 3 x 1 x 3 x 3\)"):
         load_capture(settings(Small()), before, read_tensors(tmp_path / "turned.npz"), "after")
 
 
@@ -248,7 +248,7 @@ def test_arrays_without_names_are_counted_and_their_shapes_compared(tmp_path: Pa
     ("said", "words"),
     [
         ({"mean": (123.0,), "std": (58.0,)}, "divide both by 255"),
-        ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "1 or 1 numbers"),
+        ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "1 number for grey images, got 2"),
         ({"mean": (0.5,), "std": (0.0,)}, "std > 0"),
         ({"labels": (1, 2)}, "labels of 1 examples, got 2"),
         ({"num_examples": 0}, "batch size >= 1"),
@@ -325,20 +325,29 @@ def test_a_normalisation_that_nobody_stated_is_found(tmp_path: Path) -> None:
     wrongly = captured(tmp_path, Dense(), **said)
     assert codes(silent) == {"inputs-normalised"}
     assert codes(stated) == set()
-    assert check_truth(stated, example()) is None
+    known = examine(stated, example())
+    assert known is not None
+    assert known.verified
     for wrong, words in ((silent, "MNIST (--mean 0.1307 --std 0.3081)"), (wrongly, "none")):
-        found = check_truth(wrong, example())
+        found = examine(wrong, example())
         assert found is not None
-        assert f"with normalisation {words} it is 1.000" in found.detail
+        assert found.flag is not None
+        assert f"with normalisation {words} it is 1.000" in found.flag.detail
 
 
 def test_a_wrong_mode_is_found_by_the_truth(tmp_path: Path) -> None:
     right = captured(tmp_path, Small())
     wrong = captured(tmp_path, Small(), mode="eval")
-    assert check_truth(right, example()) is None
-    found = check_truth(wrong, example())
+    known = examine(right, example())
+    assert known is not None
+    assert known.verified
+    assert known.flag is None
+    found = examine(wrong, example())
     assert found is not None
-    assert "--mode train it is 1.000" in found.detail
+    assert not found.verified
+    assert found.flag is not None
+    assert "--mode train it is 1.000" in found.flag.detail
+    assert "--mode train" in found.flag.advice
 
 
 def test_attacks_make_do_with_what_is_known(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_it_is_scored_beside_those_of_verdicts() -> None:
         ("Needs", "missing 1 required positional argument"),
         ("Sideways", "got 'left'; set it"),
         ("Silent", "called with guess and truth, got Silent"),
-        ("undirected", 'leaks_when = "high" or "low", got None'),
+        ("undirected", 'leaks_when = "high" or "low", got nothing'),
     ],
 )
 def test_what_is_no_metric_is_an_error_before_anything_runs(name: str, message: str) -> None:
@@ -81,5 +81,5 @@ def test_what_is_no_metric_is_an_error_before_anything_runs(name: str, message: 
 
 def test_one_number_for_a_batch_is_no_score(tmp_path: Path) -> None:
     metric = metric_spec("own_metrics:one_number").build(Resources(root=tmp_path))
-    with pytest.raises(UsageError, match=r"one score for each image, \(2,\), got \(\)"):
+    with pytest.raises(UsageError, match=r"one score for each image, 2 in all, got a single number"):
         metric(torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 4, 4))

@@ -229,7 +229,9 @@ def test_normalize_acts_per_channel_and_leaves_no_state() -> None:
     [
         (LeNetZhu, {"activation": "relo"}, "did you mean 'relu'"),
         (LeNetZhu, {"convolutions": 5}, "3 or 4"),
-        (LeNetZhu, {"mean": (0.5,)}, "as many numbers"),
+        (LeNetZhu, {"mean": (0.5,)}, "got a mean alone; give a std too"),
+        (LeNetZhu, {"std": (0.5,)}, "got a std alone; give a mean too"),
+        (LeNetZhu, {"mean": (0.5,), "std": (0.5, 0.5)}, "as many numbers"),
         (LeNetZhu, {"mean": (0.5,), "std": (0.0,)}, "std > 0"),
         (ResNet18, {"stem": "cifra"}, "did you mean 'cifar'"),
         (Mlp, {"hidden": ()}, "logistic_regression"),

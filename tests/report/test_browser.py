@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.made_run import MadeRun
 
 from leaktight.report.html import render_comparison, render_redacted, write_report
 from leaktight.report.judgements import ANSWERS
@@ -227,6 +228,81 @@ def test_a_phone_shows_the_matrix_as_cards_with_the_attack_in_words(visit: Opene
     assert cell.bounding_box()["width"] > 250
     assert page.locator(".narrow-only svg").is_visible()
     assert not page.locator(".wide-only svg").is_visible()
+
+
+@pytest.fixture(scope="module")
+def wide_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with eight columns of attacks and three negative controls."""
+    made = MadeRun(tmp_path_factory.mktemp("runs") / "audit-004")
+    for defense in ("none", "outpost"):
+        for attack in ("csdlg", "inverting_gradients", "dlg", "idlg", "gradinversion"):
+            made.add(defense, attack, 0, 0.1)
+        for attack in ("csdlg", "inverting_gradients", "dlg") if defense == "outpost" else ():
+            made.add(defense, attack, 0, 0.1, adaptive=True)
+        for control in ("prior_only", "mean_image", "public_image"):
+            made.add(defense, control, 0, 0.9, role="control")
+    return write_report(made.finish())
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_controls_of_the_matrix_are_in_view_without_scrolling(
+    visit: Opener, report: Path, wide_report: Path, *, wide: bool
+) -> None:
+    """Positive ones are the first row, negative ones a column that stays while attacks scroll."""
+    page = visit(wide_report if wide else report, width=1280)
+    box = page.locator("#matrix .matrix-box").bounding_box()
+    controls = page.locator("#matrix .matrix .control")
+    assert controls.count() == page.locator("#matrix .matrix tr").count()
+    for index in range(controls.count()):
+        own = controls.nth(index).bounding_box()
+        assert own["x"] >= box["x"]
+        assert own["x"] + own["width"] <= box["x"] + box["width"] + 1 <= 1280
+    cells = page.locator("#matrix .matrix td.control")
+    names = {"prior_only", "mean_image", "public_image"} if wide else {"prior_only"}
+    assert all(name in cells.nth(0).inner_text() for name in names)
+    row = page.locator("#matrix .matrix tbody tr").first
+    assert "positive control" in row.inner_text()
+    hidden = page.evaluate(
+        """() => [...document.querySelectorAll("#matrix td.control *, #matrix tbody th")].filter((e) => {
+          const box = e.getBoundingClientRect();
+          if (!e.getClientRects().length || !e.textContent.trim()) return false;
+          e.scrollIntoView({block: "center"});
+          const now = e.getBoundingClientRect();
+          const top = document.elementFromPoint(now.left + 2, now.top + now.height / 2);
+          return !(top === e || e.contains(top) || top.contains(e));
+        }).map((e) => e.outerHTML.slice(0, 80))"""
+    )
+    assert hidden == []
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_nothing_runs_over_the_edge_of_a_card(visit: Opener, width: int) -> None:
+    page = visit(width=width)
+    over = page.evaluate(
+        """() => [...document.querySelectorAll(".card")].flatMap((card) => {
+          const style = getComputedStyle(card);
+          const edge = card.getBoundingClientRect().right - parseFloat(style.paddingRight) + 1;
+          const walker = document.createTreeWalker(card, NodeFilter.SHOW_TEXT), found = [];
+          for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            if (range.getBoundingClientRect().right > edge) found.push(node.data);
+          }
+          return found;
+        })"""
+    )
+    assert over == []
+
+
+def test_a_phone_shows_the_controls_of_the_matrix_in_each_card(visit: Opener, wide_report: Path) -> None:
+    page = visit(wide_report, width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for cell in page.locator("#matrix .matrix td.control").all():
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        assert "negative control" in cell.inner_text()
+        assert "public_image" in cell.inner_text()
 
 
 def test_everything_has_a_name(visit: Opener) -> None:

@@ -253,7 +253,7 @@ def test_junit_has_a_suite_a_track_and_a_case_a_defense() -> None:
     failure = root.find("testsuite/testcase[@name='outpost']/failure")
     assert failure is not None
     assert (failure.get("type"), failure.get("message")) == ("identified", "identified: the reason for identified.")
-    assert "- csdlg: identified; csdlg says identified. [identification: p = 0.004]" in (failure.text or "")
+    assert "- csdlg: identified; csdlg says identified. [identification: by chance 0.4 %]" in (failure.text or "")
     assert root.find("testsuite/properties/property[@name='digest']").get("value") == "ab" * 32  # type: ignore[union-attr]
 
 

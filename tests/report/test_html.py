@@ -296,3 +296,23 @@ def test_what_an_ensemble_chose_is_apart_from_what_the_truth_would_choose(tmp_pa
     assert page.faults == []
     assert f"dlg 4, {HOSTILE} 1" in page.text("numbers")
     assert "98.7 dB" in page.text("numbers").split("if the truth had chosen")[1]
+
+
+def test_a_tradeoff_leads_with_its_recommendation(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path / "run").add_all()
+    content = made.content(tradeoff=True)
+    content["answer"] = {
+        "recommended": "Nothing can be recommended from this run. The model has not learned."
+    } | content["answer"]
+    content["tradeoff"] |= {"chance": 0.1, "examples": 360, "recommendation": {"because": "The model has not learned."}}
+    content["tradeoff"]["rows"][1] |= {"accuracy": 0.11, "accuracy_ci95": [0.08, 0.15], "learned": False}
+    (made.path / "summary.json").write_text(json.dumps(content))
+    page = Page(write_report(made.path).read_text())
+    assert page.faults == []
+    assert page.text("h1") == "Nothing can be recommended from this run."
+    top = page.text("header")
+    assert top.index("The model has not learned.") < top.index("What leaks")
+    cost = page.text("tradeoff")
+    assert "Nothing can be recommended from this run. The model has not learned." in cost
+    assert "11.0 % (8.0 to 15.0 %) near chance" in cost
+    assert "always naming the largest class has 10.0 %" in cost

@@ -76,12 +76,13 @@ def test_less_leakage_is_left_also_where_low_values_leak() -> None:
     assert float(marks[1].attrib["cx"]) < float(marks[0].attrib["cx"])
 
 
-def test_equal_names_are_told_apart_by_what_differs() -> None:
+def test_names_have_their_settings() -> None:
     rows = [
-        row("noise", 0.1, 0.9, settings={"noise_std": 0.1, "clip_norm": 1}),
-        row("noise", 0.2, 0.9, settings={"noise_std": 0.2, "clip_norm": 1}),
+        row("none", 0.1, 0.9),
+        row("noise(noise_std=0.1)", 0.1, 0.9, settings={"noise_std": 0.1, "at": "step"}),
+        row("noise(noise_std=0.2)", 0.2, 0.9, settings={"noise_std": 0.2, "at": "update"}),
     ]
-    assert tradeoff_names(rows) == ["noise (noise_std 0.1)", "noise (noise_std 0.2)"]
+    assert tradeoff_names(rows) == ["no defense", "noise (noise_std 0.1)", "noise (noise_std 0.2, at update)"]
 
 
 def test_text_in_a_figure_is_escaped() -> None:
@@ -98,7 +99,7 @@ def test_without_figures_there_is_no_plot() -> None:
         is None
     )
     assert panels(made_summary()) == []
-    assert legend([]) == []
+    assert legend(made_summary()) == []
 
 
 def moment(defense: str, step: int, accuracy: float | None = None) -> Moment:
@@ -118,7 +119,10 @@ def test_panels_show_what_was_measured_in_every_round() -> None:
     tips = [part.attrib["data-tip"] for part in root.iter("g") if "data-tip" in part.attrib]
     assert len(tips) == len(moments)
     assert "csdlg on no defense, round 5: PSNR 25.0 dB" in tips
-    assert [series.name for series in legend(moments)] == ["csdlg on no defense", "csdlg on outpost"]
+    assert [series.name for series in legend(made_summary(over_time=moments))] == [
+        "csdlg on no defense",
+        "csdlg on outpost",
+    ]
 
 
 def test_a_single_round_is_drawn_too() -> None:

@@ -7,13 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
+from PIL import ImageFont
 from tests.report.made_run import MadeRun
 from tests.results.made import THREAT, made_cell, made_summary
 
 from leaktight.report.comparison import compare
+from leaktight.report.latex import COLUMN, GAP, latex, to_latex
 from leaktight.report.runs import Run, load_run
-from leaktight.report.tables import WRITERS, latex, markdown, to_csv, to_latex, to_markdown
+from leaktight.report.tables import WRITERS, markdown, to_csv, to_markdown
 from leaktight.results.schema import Cell, Score, Significance, Track, Verdict, Word
 
 OLD = Path(__file__).parents[1] / "results" / "old"
@@ -112,20 +115,68 @@ def test_markdown_tables_are_even_and_escaped(tmp_path: Path) -> None:
         assert len(widths) == 1
 
 
+def environments(text: str) -> list[tuple[list[str], list[list[str]]]]:
+    """The kinds of columns and the rows of every table in LaTeX."""
+    found = re.findall(r"\\begin\{tabularx\}\{\\linewidth\}\{([^\n]*)\}\n(.*?)\\end\{tabularx\}", text, re.S)
+    return [
+        (
+            re.findall(r"p\{\d+pt\}|[Xr]", form.replace(r"\raggedright\arraybackslash", "")),
+            [
+                re.split(r"(?<!\\)&", line.removesuffix(r" \\"))
+                for line in body.splitlines()
+                if line.endswith(r" \\") and not line.startswith(r"\multicolumn")
+            ],
+        )
+        for form, body in found
+    ]
+
+
 def test_latex_tables_are_even_and_escaped(tmp_path: Path) -> None:
     name = r"50%_&\{x}$#~^"
     made = MadeRun(tmp_path / "run", rename={"outpost": name}).add_all()
     text = to_latex([load_run(made.finish(tradeoff=False))])
     assert name not in text
-    assert latex(name) in text
-    bodies = re.findall(r"\\begin\{tabular\}\{([^\n]*)\}\n(.*?)\\end\{tabular\}", text, re.S)
-    assert len(bodies) == 2
-    for columns, body in bodies:
-        width = len(re.sub(r"p\{.*", "p", columns))
-        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
-        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {width - 1}
+    assert latex(name) in text.replace(r"\allowbreak ", "")
+    tables = environments(text)
+    assert len(tables) >= 2
+    for kinds, rows in tables:
+        assert {len(row) for row in rows} == {len(kinds)}
     rest = re.sub(r"\\[%&#_{}$]|\\text\w+\{\}", "", "\n".join(line for line in text.splitlines() if line[:1] != "%"))
     assert not re.search(r"[#~^%]", rest.replace("$^{-5}$", ""))
+
+
+@pytest.mark.parametrize("tradeoff", [False, True])
+def test_latex_tables_fit_a_column(tmp_path: Path, tradeoff: bool) -> None:
+    made = MadeRun(tmp_path / "run").add_all()
+    if not tradeoff:
+        made.add_production()
+    tables = environments(to_latex([load_run(made.finish(tradeoff=tradeoff))]))
+    assert len(tables) >= 7
+    for kinds, rows in tables:
+        assert kinds.count("X") == 1
+        assert not rows[0][kinds.index("r") if "r" in kinds else 0].strip().startswith(r"\shortstack[r]{wo")
+        columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
+        fixed = sum(
+            GAP + (float(kind[2:-3]) if kind[0] == "p" else broadest(column, lines=True))
+            for kind, column in zip(kinds, columns, strict=True)
+            if kind != "X"
+        )
+        for kind, column in zip(kinds, columns, strict=True):
+            room = COLUMN - fixed - GAP if kind == "X" else float(kind[2:-3]) if kind[0] == "p" else COLUMN
+            assert broadest(column, lines=kind == "r") <= room, (kind, column)
+
+
+def broadest(column: list[str], *, lines: bool) -> float:
+    """The points of the widest part of a column that is not broken, in Computer Modern of 8 points.
+
+    lines: only a heading is broken, as it says; otherwise words are.
+    """
+    font = ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", "cmr10.ttf")), 80)
+    plain = [re.sub(r"\\shortstack\[r\]\{(.*)\}", r"\1", cell) for cell in column]
+    parts = [part for cell in plain for part in re.split(r"\\\\" if lines else r"\\allowbreak | ", cell)]
+    shown = [re.sub(r"\\(?=[_%&#{}])|[$^{}]", "", re.sub(r"\\(?:times|text\w+\{\})", "x", part)) for part in parts]
+    # cmr8 is 6 % wider than cmr10 of the same size
+    return max(font.getlength(part) for part in shown) / 10 * 1.0625
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ def test_tracks_have_tables_of_their_own(summary: Summary, finished_run: Path) -
         assert word not in printed(alone)
 
 
+def test_names_of_attacks_are_whole_at_80_columns(summary: Summary) -> None:
+    lines = printed(summary).splitlines()
+    for name in ("inverting_gradients", "csdlg +", "agic"):
+        assert any(line.startswith(f"  {name} ") for line in lines)
+    assert not any("…" in line for line in lines)
+
+
 def test_what_does_not_count_and_what_was_spent_is_said(summary: Summary) -> None:
     text = printed(summary)
     assert "inverting_gradients on gaussian_noise: 1 invalid: its own loss did not fall" in text

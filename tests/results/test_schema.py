@@ -16,8 +16,9 @@ from leaktight.audits.run import run_audit
 from leaktight.metrics import METRICS
 from leaktight.report.comparison import compare
 from leaktight.report.html import write_report
+from leaktight.report.latex import to_latex
 from leaktight.report.runs import load_run
-from leaktight.report.tables import to_csv, to_latex, to_markdown
+from leaktight.report.tables import to_csv, to_markdown
 from leaktight.results.__main__ import schemas
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import (

@@ -30,7 +30,7 @@ METHODS: dict[str, Aggregator] = {
     "paper": FedBoosting(variant="paper"),
     "code": FedBoosting(variant="code"),
 }
-RECIPE = Path(__file__).parents[2] / "recipes" / "fedboosting-figure-4-2.toml"
+RECIPE = Path("recipe:fedboosting-figure-4-2")
 
 
 def accuracy(federation: Federation) -> float:

@@ -24,7 +24,7 @@ from leaktight.fl.protocol import ServerState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "fedboosting-figure-4-4.toml"
+RECIPE = Path("recipe:fedboosting-figure-4-4")
 
 
 @cache

@@ -27,6 +27,7 @@ from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.presets.preset import Preset
+from leaktight.core.devices import device_of, moved
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Inputs
@@ -139,10 +140,11 @@ class Auto(Attack):
         first = seen[0]
         found: list[Candidate] = []
         skipped: dict[str, str] = {}
-        for name, attack in self._members(first, adaptation):
+        for name, attack in self.members(first, adaptation):
             given = seen if attack.joins_rounds else seen[-1:]
             try:
                 guess = attack.reconstruct(given, rng=rng.child("member", name), progress=progress)
+                guess = moved(guess, device_of(first.update.tensors))
                 weighed = weigh(name, guess, seen, knows=isinstance(attack, Knowing))
             except LeaktightError as error:
                 raise_fault(error)
@@ -164,7 +166,7 @@ class Auto(Attack):
             raise UsageError(f"expected an update that an attack can read, got none: {reasons}")
         return _answer(found, skipped, _labels(first, rng))
 
-    def _members(self, seen: Observation, adaptation: Adaptation | None) -> Iterator[tuple[str, Attack]]:
+    def members(self, seen: Observation, adaptation: Adaptation | None) -> Iterator[tuple[str, Attack]]:
         """The attacks for this kind of input, each with its name, fitted to what is disclosed."""
         large = sum(tensor.numel() for tensor in seen.broadcast.params.values()) >= LARGE
         for name, attack in ENSEMBLES[self.budget].items():

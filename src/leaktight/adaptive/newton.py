@@ -58,7 +58,7 @@ class Equations:
 
     def derivatives(self, point: Tensor) -> Tensor:
         """The derivatives of the residuals (equations, N), by forward differentiation, some columns at once."""
-        columns = torch.eye(len(point), dtype=point.dtype)
+        columns = torch.eye(len(point), dtype=point.dtype, device=point.device)
         result = point.new_empty(len(self.goal), len(point))
         along = vmap(lambda way: jvp(self.values, (point,), (way,))[1])
         for start in range(0, len(point), _TOGETHER):

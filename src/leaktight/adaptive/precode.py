@@ -15,6 +15,7 @@ from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
+from leaktight.core.devices import device_of, moved
 from leaktight.core.errors import require_at_least
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import Task
@@ -142,8 +143,9 @@ class KnowsPrecode(Adaptation):
         head = Head(weights, gradients, self.defense.penalty_weight)
         if number > 1 and steps > 1:
             return None
-        found = head.solve_one() if number == 1 else head.solve(seen.labels, rng=Rng(0))
-        return found if found is not None and found.misfit < (_SOLVED if steps == 1 else _NEARLY) else None
+        found = head.solve_one() if number == 1 else head.solve(seen.labels.cpu(), rng=Rng(0))
+        fits = found is not None and found.misfit < (_SOLVED if steps == 1 else _NEARLY)
+        return moved(found, device_of(seen.update.tensors)) if fits else None
 
     def _searching(self, view: View, seen: Observation, names: Sequence[str]) -> View:
         """The noise is unknown, and the bottleneck's gradients are not matched."""
@@ -154,7 +156,7 @@ class KnowsPrecode(Adaptation):
         for name in names:
             drawn = model.get_submodule(name)
             assert isinstance(drawn, VariationalBottleneck)
-            noise = torch.zeros(rows, drawn.decoder.in_features, dtype=like.dtype)
+            noise = like.new_zeros(rows, drawn.decoder.in_features)
             model.set_submodule(name, GivenNoise(drawn, noise))
             buffers[f"{name}.noise"] = noise
         view = replace(

@@ -9,18 +9,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config, load_config
-from leaktight.config.toml import kind_of
+from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import UsageError
 from leaktight.core.keys import parse_key
+from leaktight.core.training import LocalTraining
 from leaktight.engines.flower.bounded import bounded
 from leaktight.engines.flower.guarding import guard_mod
 from leaktight.engines.flower.identity import identity_in
@@ -61,7 +63,9 @@ def server_app(config: Path | str) -> ServerApp:
         settings = _config(Path(config), options)
         federation = _federation(settings)
         limited = bounded(grid, federation.limits, federation.plan.timeout)
-        recorded = record_updates(limited, str(options["record"])) if options.get("record") else limited
+        recorded = limited
+        if options.get("record"):
+            recorded = record_updates(limited, str(options["record"]), **_told(settings, federation))
         if not options.get("folder"):
             raise UsageError("expected folder in the run config, got none; add: --run-config 'folder=\"/path/to/run\"'")
         with open_run(Path(str(options["folder"])), settings.to_toml(), resume=True, key=settings.key) as folder:
@@ -81,6 +85,38 @@ def server_app(config: Path | str) -> ServerApp:
         LOG.info("done: accuracy %s, model %s", summary.final.accuracy, summary.model_digest)
 
     return make_server_app(main)
+
+
+class _Told(TypedDict):
+    """What `record_updates` writes into the command of each note."""
+
+    model: str
+    shape: Sequence[int]
+    config: Mapping[str, object]
+    options: Sequence[str]
+
+
+def _told(config: Config, federation: Federation) -> _Told:
+    """How `leaktight inspect` is told of a scenario: the network, local training and the defense."""
+    local = {key: value for key, value in settings_of(config.local).items() if isinstance(value, int | float | str)}
+    usual = settings_of(LocalTraining())
+    own = {key: value for key, value in local.items() if key in ("epochs", "batch_size") or value != usual.get(key)}
+    options = ["--classes", str(federation.dataset.num_classes), "--mode", config.model.mode]
+    options += _set("model", settings_of(config.model.source))
+    defense = kind_of(config.defense)
+    if len(config.defenses) == 1 and defense not in (None, "none"):
+        options += ["--defense", str(defense), *_set("defense", settings_of(config.defense))]
+    return _Told(
+        model=kind_of(config.model.source) or "MODULE:FUNCTION",
+        shape=federation.dataset.inputs.shape,
+        config=own,
+        options=options,
+    )
+
+
+def _set(table: str, settings: Mapping[str, object]) -> list[str]:
+    """Settings as options of a command."""
+    return [word for key, value in settings.items() for word in ("--set", f"{table}.{key}={json.dumps(value)}")]
 
 
 def node_key(state_dir: Path, client: str) -> str:

@@ -39,7 +39,7 @@ On a SuperLink, one SuperNode for each client (`partition-id` from 0 to {last}):
 
 If run again, the server continues from the checkpoint in `folder`, and nodes from their `state-dir`.
 Every node loads the data set of the config and uses its own share. Certificates and keys, step by step:
-docs/flower-deployment.md of Leaktight.
+`leaktight docs flower-deployment`.
 """
 
 

@@ -9,17 +9,20 @@ from typing import Literal, Required, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from leaktight.api.runs import parse_workers, recorded_call, require_resumed, run_path
+from leaktight.api.runs import growing, parse_workers, recorded_call, require_resumed, run_path
 from leaktight.api.scenario import Method, require_keywords
 from leaktight.audits.run import Watcher
-from leaktight.config.inspect import CaptureRequest, Prepared, prepare
+from leaktight.config.capture import CaptureRequest
+from leaktight.config.growth import check_inspection
+from leaktight.config.inspect import Prepared, prepare
 from leaktight.config.tables import Table
-from leaktight.core.protocols import Attack
+from leaktight.core.protocols import Attack, Defense
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Mode
 from leaktight.inspections.files import Tensors
 from leaktight.inspections.run import run_inspection
 from leaktight.results.folder import open_run
+from leaktight.results.forecast import Forecast, Problem
 from leaktight.results.schema import Summary
 from leaktight.results.verify import require_unchanged
 
@@ -34,6 +37,18 @@ class PlannedInspection:
         """The folder of its results; see `run_path`."""
         return run_path("inspect", self.prepared.record, out, resume=resume)
 
+    def forecast(self, workers: int | str | None = 0) -> Forecast:
+        """How long the attacks take and how much memory, by a moment of each; and what to change."""
+        from leaktight.api.forecast import forecast_inspection  # not needed for a run
+
+        return forecast_inspection(self.prepared.inspection, self.prepared.facts, workers)
+
+    def doubts(self, workers: int | str | None = 0) -> Sequence[Problem]:
+        """Why the run may not end; empty for a plan that seems short."""
+        from leaktight.api.forecast import doubts_of_inspection
+
+        return doubts_of_inspection(self.prepared.inspection, workers)
+
     def run(
         self,
         path: Path,
@@ -45,16 +60,18 @@ class PlannedInspection:
         call: str = "",
     ) -> Summary:
         """Run the missing attacks in the folder `path`, write the report, and return the summary."""
-        executor, _ = parse_workers(workers)
+        executor, _ = parse_workers(workers, self.prepared.inspection.most_processes)
         require_resumed(resume=resume, retry_failed=retry_failed)
-        with open_run(path, self.prepared.record, resume=resume, clients=False) as folder:
+        call = call or "leaktight.inspect() in Python"
+        grow = growing(check_inspection, call, tell=(watcher or Watcher()).grows)
+        with open_run(path, self.prepared.record, resume=resume, clients=False, grow=grow) as folder:
             require_unchanged(folder.path)
             summary = run_inspection(
                 self.prepared.inspection,
                 folder,
                 executor=executor,
                 scenario=self.prepared.facts,
-                command=recorded_call(folder, call or "leaktight.inspect() in Python"),
+                command=recorded_call(folder, call),
                 retry_failed=retry_failed,
                 watcher=watcher,
             )
@@ -74,7 +91,10 @@ class Capture(TypedDict, total=False):
     mean, std: normalisation of images in [0, 1] before the network. mode: of batch normalisation and dropout, "train"
     (default) or "eval". batch_size: examples behind the update (default 1). labels: if the attacker knows them.
     local: the local training, such as {"learning_rate": 0.1, "epochs": 1}. attacks: objects or kinds. truth: the true
-    images (N, C, H, W) in [0, 1], or a file, for scoring. settings: overrides, "table.key=value".
+    images (N, C, H, W) in [0, 1], or a file, for scoring. decoys: images like these, to compare guesses with: a tensor,
+    a file, a folder or a data set. defenses: what the client did to the update, which the attacker then knows; objects
+    or kinds. settings: overrides, "table.key=value". device: where attacks run, "cpu" (default),
+    "auto", "cuda", "cuda:1" or "mps".
     """
 
     shape: Required[Sequence[int]]
@@ -90,7 +110,10 @@ class Capture(TypedDict, total=False):
     local: LocalTraining | Table
     attacks: Sequence[Attack | Method] | Attack | str
     truth: Tensor | Path | str | None
+    decoys: Tensor | Path | str | None
+    defenses: Sequence[Defense | Method] | Defense | str
     settings: Sequence[str]
+    device: str
 
 
 def plan(model: str | nn.Module, before: Tensors, **capture: Unpack[Capture]) -> PlannedInspection:

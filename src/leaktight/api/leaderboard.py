@@ -30,6 +30,7 @@ from leaktight.core.keys import KEY_BYTES
 from leaktight.core.protocols import Attack, Progress
 from leaktight.core.reading import parse_toml
 from leaktight.core.rng import Rng
+from leaktight.core.text import sides
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.inspections.files import read_tensors
 from leaktight.report.run_cards import attacker_of, cards_of_run
@@ -170,7 +171,7 @@ class Scene:
         if guess.ndim != 1 + len(shape) or guess.shape[1:] != shape or not guess.is_floating_point():
             raise UsageError(
                 f"{place}: expected floats of shape (N, {', '.join(map(str, shape))}) in [0, 1], got {guess.dtype} of "
-                f"{tuple(guess.shape)}; convert them"
+                f"{sides(guess.shape)}; convert them"
             )
         if not len(guess) or not bool(torch.isfinite(guess).all()):
             got = "NaN or infinity" if len(guess) else "none"

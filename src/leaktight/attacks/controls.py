@@ -105,7 +105,7 @@ class PriorOnly(Preset, Control):
     labels: None or `given`; `local` has no effect. learning_rate: of the search.
     """
 
-    iterations: int = 500
+    iterations: int = 200
     learning_rate: float = 0.025
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from leaktight.attacks.controls import Control
 from leaktight.audits.blind import LabelDraws, blind_labels
 from leaktight.audits.decoys import DecoyPool, identify
 from leaktight.audits.plan import LABELS_FOUND, Experiment, TrialSpec
+from leaktight.audits.requirements import with_labels
 from leaktight.audits.trial import (
     Attempted,
     Finished,
@@ -33,8 +34,8 @@ from leaktight.audits.trial import (
     without_update,
 )
 from leaktight.audits.watching import counted_rounds, handed, reconstructed
-from leaktight.core.errors import LeaktightError, UsageError
-from leaktight.core.protocols import ActiveAttack, Defense
+from leaktight.core.errors import LeaktightError
+from leaktight.core.protocols import ActiveAttack, Defense, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import buffers_of, parameters_of, unpack
 from leaktight.core.types import Batch, Broadcast, Observation, Params, Reconstruction, RoundTrace
@@ -42,6 +43,7 @@ from leaktight.engines import inprocess
 from leaktight.fl.federation import Federation, FederationState, Share
 from leaktight.fl.messages import Train
 from leaktight.metrics import BuiltMetrics, Resources, build_metrics, label_accuracy, metric_spec
+from leaktight.report.words import defense_words
 from leaktight.results.schema import SCHEMA_VERSION, Pictures, Rank, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
 
@@ -59,6 +61,14 @@ class Played(NamedTuple):
     counted: list[RoundTrace]
     given: list[list[Observation]]
     seconds: float
+
+
+class Scene(NamedTuple):
+    """What a trial attacks: the federation, its state before the attacked round, and the client."""
+
+    federation: Federation
+    state: FederationState
+    victim: str
 
 
 class Chances(TypedDict, total=False):
@@ -150,20 +160,39 @@ class TrialRunner:
         )
 
     def _run(self, spec: TrialSpec) -> Attempted:
-        experiment = self.experiment
         if spec.defense.name in self.failed:
-            raise LeaktightError(f"training with {spec.defense.name} failed: {self.failed[spec.defense.name]}")
-        federation = experiment.attacked_federation(spec.defense.value, spec.trial)
-        victim = experiment.victim(spec.trial)
+            name = defense_words(spec.defense.name, spec.defense.settings)
+            raise LeaktightError(f"training with {name} failed: {self.failed[spec.defense.name]}")
+        scene = self.scene(spec)
+        played = self.play(spec, scene)
+        return self.scored(spec, scene, played, self.guesses(spec, played.given))
+
+    def scene(self, spec: TrialSpec) -> Scene:
+        """The federation of a trial and its state before the attacked round."""
+        federation = self.experiment.attacked_federation(spec.defense.value, spec.trial)
+        return Scene(federation, self._state(spec, federation), self.experiment.victim(spec.trial))
+
+    def play(self, spec: TrialSpec, scene: Scene) -> Played:
+        """Run the rounds of a trial, and observe them as the threat model of its attack allows."""
+        threat = spec.attack.threat(self.experiment.threat)
+        place = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
+        return self._play(
+            spec,
+            scene.federation,
+            scene.state,
+            lambda trace: with_labels(spec.attack, threat.observe(trace, scene.victim), rng=place),
+        )
+
+    def scored(self, spec: TrialSpec, scene: Scene, played: Played, found: Sequence[Reconstruction]) -> Attempted:
+        """Compare the guesses of a trial with the truth and with guesses without the update."""
+        experiment, victim, server = self.experiment, scene.victim, scene.state.server
         threat = spec.attack.threat(experiment.threat)
-        state = self._state(spec, federation)
-        played = self._play(spec, federation, state, lambda trace: threat.observe(trace, victim))
         trace = played.traces[-1]
-        found = self._guesses(spec, played.given)
         members = [victim] if threat.sees == "client" else sorted(trace.clients)
         truth = truth_of(played.counted, members)
-        metrics = self.metrics_on(federation.trainer.model, state.server.params, state.server.buffers)
-        judged = best_of([judge(each.guess, truth, metrics) for each in found])
+        metrics = self.metrics_on(scene.federation.trainer.model, server.params, server.buffers)
+        device = scene.federation.setup.device
+        judged = best_of([judge(each.guess, truth, metrics, device) for each in found])
         true, guess = picture_paths(spec.id)
         outcome = TrialOutcome(
             ledger=ledger_of(experiment, spec, trace, victim, threat, found[0], played.given),
@@ -173,29 +202,35 @@ class TrialRunner:
             metrics=judged.notes,
             loss=found[0].loss,
             first_loss=found[0].first_loss,
-            update_changed=self._changed(spec, federation, trace, victim),
+            update_changed=self._changed(spec, scene.federation, trace, victim),
             client_seconds=played.seconds,
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
             certificate=proof_of(found[0]),
             chosen=found[0].notes.get("chosen"),
-            oracle=oracle_of(found[0], truth, judged, metrics),
+            oracle=oracle_of(found[0], truth, judged, metrics, device),
             **self._against_chance(spec, played, members, judged, found[0].labels),
         )
         return outcome, {true: judged.truth, guess: judged.guess}
 
-    def _guesses(self, spec: TrialSpec, given: Sequence[Sequence[Observation]]) -> list[Reconstruction]:
+    def guesses(
+        self, spec: TrialSpec, given: Sequence[Sequence[Observation]], progress: Progress | None = None
+    ) -> list[Reconstruction]:
         """The guess of an attack; those of a control, which sees no update and may be asked several times.
 
-        They work on copies: what they write reaches neither the judge nor other trials.
+        They work on copies: what they write reaches neither the judge nor other trials. progress: see
+        `Attack.reconstruct`; it is told of a single guess only.
         """
-        attack = spec.attack.value
+        attack, device = spec.attack.value, self.experiment.federation.setup.device
         rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
         if spec.attack.role == "attack":
-            return [reconstructed(attack, deepcopy(given), rng=rng)]
+            return [reconstructed(attack, deepcopy(given), rng=rng, device=device, progress=progress)]
         blind = [[without_update(each) for each in seen] for seen in deepcopy(given)]
         draws = attack.draws if isinstance(attack, Control) else 1
         return [
-            reconstructed(attack, blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)
+            reconstructed(
+                attack, blind, rng=rng.child("draw", number) if number else rng, device=device, progress=progress
+            )
+            for number in range(draws)
         ]
 
     def _against_chance(
@@ -214,7 +249,7 @@ class TrialRunner:
         chances = Chances()
         if decoys is not None:
             chances["rank"], chances["decoy_scores"] = identify(judged.scored.inputs, truth.inputs, decoys)
-        labels = judged.scored.targets if spec.attack.value.labels_from in LABELS_FOUND else read
+        labels = judged.scored.targets if spec.attack.labels_from in LABELS_FOUND else read
         if labels is not None:
             labels = labels[: len(truth)]
             sizes = [len(truth_of(played.counted, [name])) for name in members]
@@ -237,10 +272,6 @@ class TrialRunner:
             settings = self.experiment.settings
             given = handed(settings, attack, [observe(each) for each in watched])
             return Played(watched, counted_rounds(settings, watched), given, seconds)
-        if self.experiment.threat.server != "malicious":
-            raise UsageError(
-                f'{spec.attack.name} changes the model that the server sends; set threat.server = "malicious"'
-            )
         rng = self.experiment.rng(spec.trial).child("tamper", spec.attack.name).detached()
         traces: list[RoundTrace] = []
         seen: list[Observation] = []

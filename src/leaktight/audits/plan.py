@@ -19,7 +19,7 @@ from leaktight.audits.watching import check_watched, watched_training
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.files import slug
 from leaktight.core.inputs import require_inputs
-from leaktight.core.protocols import ActiveAttack, Attack, Defense
+from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, ThreatModel
 from leaktight.core.training import LocalTraining
@@ -54,15 +54,22 @@ class AttackEntry(Entry[Attack]):
     """role: "attack", or "control", which is given no update. against: the defense it is adapted to; None for all.
 
     undefended: only tried without a defense, as the positive control of the same attack in production.
+    reads_labels: it needs labels that are not disclosed and has no rule of its own, so one reads them for it.
     """
 
     role: Role = "attack"
     against: str | None = None
     undefended: bool = False
+    reads_labels: bool = False
 
     @property
     def adaptive(self) -> bool:
         return self.against is not None
+
+    @property
+    def labels_from(self) -> LabelSource:
+        """How the labels of its guess are come by."""
+        return "inferred" if self.reads_labels else self.value.labels_from
 
     def meets(self, defense: str) -> bool:
         """Whether the attack is tried on this defense."""
@@ -76,7 +83,7 @@ class AttackEntry(Entry[Attack]):
         unless the attack changes the model.
         """
         extra = {Knowledge.DEFENSE} if self.adaptive else CONTROLS_KNOW if self.role == "control" else frozenset()
-        hidden = {Knowledge.LABELS} if self.role == "attack" and self.value.labels_from in LABELS_FOUND else set()
+        hidden = {Knowledge.LABELS} if self.role == "attack" and self.labels_from in LABELS_FOUND else set()
         server = base.server if isinstance(self.value, ActiveAttack) else "curious"
         return replace(base, server=server, knows=(base.knows | extra) - hidden)
 

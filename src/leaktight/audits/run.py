@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 from leaktight.audits.experiment import TrialRunner
+from leaktight.audits.growth import adopt
 from leaktight.audits.judge import tradeoff
 from leaktight.audits.judge.answer import answer
-from leaktight.audits.judge.cells import LEAKED_IF, gather
+from leaktight.audits.judge.cells import LEAKED_IF, CellTrials, gather
 from leaktight.audits.judge.checks import Evidence, raise_flags
+from leaktight.audits.judge.statistics import looks_factor
 from leaktight.audits.judge.summary import cell_of, over_time
 from leaktight.audits.judge.verdict import Panel
 from leaktight.audits.plan import Experiment
 from leaktight.audits.schedule import Wanted, num_looks, wanted
-from leaktight.audits.states import States, prepare_states
+from leaktight.audits.states import States, prepare_states, scored_on
 from leaktight.audits.trial import Finished
 from leaktight.core.errors import LeaktightError
 from leaktight.results.folder import RunFolder
@@ -27,7 +29,9 @@ from leaktight.results.schema import (
     Round,
     Spending,
     Summary,
+    Tradeoff,
     Trial,
+    Verdict,
     common_ledger,
     metrics_of,
     training_name,
@@ -39,8 +43,14 @@ from leaktight.runtime.executor import Executor, Tell, Work, Workers
 class Watcher:
     """Callbacks for the progress of a run; override those you need."""
 
+    def grows(self, words: Sequence[str]) -> None:
+        """A resumed run grows by these settings."""
+
     def training_begins(self, name: str, rounds: int) -> None:
-        """The training of a defense before the attacks starts; it has this number of rounds."""
+        """The training of a defense before the attacks starts; it has this number of rounds.
+
+        name: the defense with its settings, and its track.
+        """
 
     def round_done(self, name: str, row: Round) -> None:
         """A round of the training before the attacks is done."""
@@ -104,8 +114,9 @@ def run_audit(
     """
     watcher, clock = watcher or Watcher(), Clock(budget)
     store = opened(folder, retry_failed=retry_failed)
-    earlier = sum(trial.seconds for trial in store.trials.values()) / 60
     experiments = [experiment, *([production] if production else [])]
+    adopt(experiments, store, folder.path)
+    earlier = sum(trial.seconds for trial in store.trials.values()) / 60
     states = [
         prepare_states(
             each,
@@ -121,9 +132,9 @@ def run_audit(
         TrialRunner(each, own.packed, own.accuracy, own.failed) for each, own in zip(experiments, states, strict=True)
     ]
     if any(name not in store.trials for name in wanted(experiments, store.trials).ids):
-        folder.withdraw_summary()
+        folder.outgrow_summary()
     needed = run_wanted(Tracks(runners), experiments, store, executor, watcher, clock)
-    trials = [store.trials[name] for name in needed.ids if name in store.trials]
+    trials = _counted(experiments, needed, store)
     if not any(trial.role == "attack" for trial in trials):
         raise LeaktightError(
             f"no attack was finished within {budget or 0:g} minutes; raise --budget, and continue with --resume"
@@ -133,7 +144,7 @@ def run_audit(
         planned=sum(len(each.trials) for each in experiments),
         minutes=clock.minutes + earlier,
         budget=budget,
-        ended=_ended(needed, trials, experiments),
+        ended=_ended(needed, store, trials, experiments),
     )
     summary = summarise(
         experiments,
@@ -144,6 +155,7 @@ def run_audit(
         run=folder.path,
         command=command,
         scenario=scenario,
+        earlier_looks=folder.looks(len(trials)),
     )
     return folder.write_summary(summary)
 
@@ -158,25 +170,26 @@ def summarise(
     run: Path,
     command: str,
     scenario: Mapping[str, Plain],
+    earlier_looks: int = 0,
 ) -> Summary:
-    """The summary of these trials. states: of each experiment; the first one is the diagnostic one."""
+    """The summary of these trials. states: of each experiment; the first one is the diagnostic one.
+
+    earlier_looks: how often results of fewer trials were written; tests are corrected for it.
+    """
     experiment, cells = experiments[0], gather(trials)
     confidence = experiment.settings.confidence
-    panel = Panel(cells, confidence, num_looks(experiments), cut=spending.ended == "budget")
+    looks = num_looks(experiments) * looks_factor(earlier_looks)
+    panel = Panel(cells, confidence, looks, earlier_looks, cut=spending.ended == "budget")
     helpless = {(each.track, name): reason for each in experiments for name, reason in each.helpless.items()}
-    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless))
     concluded = panel.verdicts()
-    rows = [
-        tradeoff.make_row(each.name, each.settings, cells, states[0].training.get(each.name))
-        for each in (experiment.defenses if weigh else ())
-    ]
-    weighed = tradeoff.weigh(rows, concluded) if weigh else None
-    return Summary(
+    weighed = _weighed(experiment, cells, states[0], concluded) if weigh else None
+    raised = raise_flags(Evidence(panel, easier_than_training(*experiments), helpless, weighed))
+    summary = Summary(
         schema_version=SCHEMA_VERSION,
         run=str(run),
         command=command,
         scenario=dict(scenario),
-        answer=answer(concluded, cells, weighed),
+        answer=answer(concluded, cells, weighed, earlier_looks=earlier_looks),
         cells=tuple(cell_of(cell, panel, raised) for cell in cells),
         metrics=metrics_of(trials),
         leaked_if=LEAKED_IF,
@@ -192,7 +205,24 @@ def summarise(
         },
         tradeoff=weighed,
         over_time=over_time([trial for trial in trials if trial.track == experiment.track]),
+        defenses={
+            training_name(each.track, defense.name): dict(defense.settings)
+            for each in experiments
+            for defense in each.defenses
+        },
     )
+    return summary.model_copy(update={"earlier_looks": earlier_looks}) if earlier_looks else summary
+
+
+def _weighed(
+    experiment: Experiment, cells: Sequence[CellTrials], states: States, verdicts: Sequence[Verdict]
+) -> Tradeoff:
+    scored = scored_on(experiment.federation)
+    rows = [
+        tradeoff.make_row(each.name, each.settings, cells, states.training.get(each.name), scored)
+        for each in experiment.defenses
+    ]
+    return tradeoff.weigh(rows, verdicts, scored)
 
 
 def opened(folder: RunFolder, *, retry_failed: bool) -> TrialStore:
@@ -252,10 +282,16 @@ def _done(needed: Wanted, store: TrialStore) -> int:
     return sum(name in store.trials for name in needed.ids)
 
 
+def _counted(experiments: Sequence[Experiment], needed: Wanted, store: TrialStore) -> list[Trial]:
+    """The finished trials, in the order of the plan; also those that the rule asked for before the run grew."""
+    ids = (*needed.ids, *(spec.id for each in experiments for spec in each.trials))
+    return [store.trials[name] for name in dict.fromkeys(ids) if name in store.trials]
+
+
 def _ended(
-    needed: Wanted, trials: Sequence[Trial], experiments: Sequence[Experiment]
+    needed: Wanted, store: TrialStore, trials: Sequence[Trial], experiments: Sequence[Experiment]
 ) -> Literal["decided", "all trials", "budget"]:
-    if len(trials) < len(needed.ids):
+    if _done(needed, store) < len(needed.ids):
         return "budget"
     return "all trials" if len(trials) == sum(len(each.trials) for each in experiments) else "decided"
 

@@ -14,12 +14,12 @@ The second look depends on the trials of the first alone, so an interrupted run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leaktight.audits.judge.cells import CellKey, CellTrials, gather
 from leaktight.audits.judge.verdict import MOST, Panel
 from leaktight.audits.plan import Experiment, TrialSpec
-from leaktight.results.schema import Track, Trial
+from leaktight.results.schema import Track, Trial, training_name
 
 LEAST_VALID = 3
 """Valid victims that a defense needs to be decided at the first look."""
@@ -34,12 +34,14 @@ class Wanted:
 
     ids: of all of them, finished ones included. decided: the defenses that the first look decided. further: those that
     get more victims. Both are empty until all trials of the first look are done. looks: the victims at each look.
+    names: of these defenses, for readers.
     """
 
     ids: tuple[str, ...]
     looks: tuple[int, ...]
     decided: tuple[Place, ...] = ()
     further: tuple[Place, ...] = ()
+    names: Mapping[Place, str] = field(default_factory=dict)
 
 
 def wanted(experiments: Sequence[Experiment], trials: Mapping[str, Trial]) -> Wanted:
@@ -73,6 +75,7 @@ def wanted(experiments: Sequence[Experiment], trials: Mapping[str, Trial]) -> Wa
         looks,
         tuple(decided),
         tuple(place for place, cells in chosen.items() if cells),
+        {place: training_name(place[0], cells[0].named_defense) for place, cells in groups.items()},
     )
 
 

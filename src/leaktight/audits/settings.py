@@ -7,6 +7,7 @@ from typing import Literal
 
 from leaktight.audits.judge.statistics import victims_needed
 from leaktight.core.errors import UsageError, require_at_least
+from leaktight.core.text import as_written
 from leaktight.metrics import metric_spec
 
 NEEDED_METRICS = ("psnr", "mse", "ssim")
@@ -46,9 +47,9 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         if isinstance(self.trials, bool) or not (self.trials == "auto" or isinstance(self.trials, int)):
-            raise ValueError(f"expected trials to be an integer or 'auto', got {self.trials!r}")
+            raise ValueError(f"expected trials to be an integer or 'auto', got {as_written(self.trials)}")
         if isinstance(self.confidence, bool) or not isinstance(self.confidence, int | float):
-            raise ValueError(f"expected confidence to be a number > 0 and < 1, got {self.confidence!r}")
+            raise ValueError(f"expected confidence to be a number > 0 and < 1, got {as_written(self.confidence)}")
         require_at_least(1, trials=None if self.trials == "auto" else self.trials, every=self.every)
         require_at_least(1, watched=self.watched)
         if not 0 < self.confidence < 1:

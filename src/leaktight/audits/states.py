@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from leaktight.audits.experiment import state_key
+from leaktight.audits.judge.tradeoff import Scored
 from leaktight.audits.plan import Entry, Experiment
 from leaktight.audits.trial import reason_of
 from leaktight.core.faults import raise_fault
@@ -17,6 +20,7 @@ from leaktight.engines.training import train
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
 from leaktight.fl.state import load_checkpoint, save_checkpoint
+from leaktight.report.words import defense_words
 from leaktight.results.folder import RunFolder
 from leaktight.results.schema import UNDEFENDED, Round, TrainingSummary, training_name
 
@@ -64,7 +68,7 @@ def prepare_states(
     for defense in experiment.defenses if experiment.trains or whole else ():
         federation = experiment.trained(defense)
         rounds = federation.plan.rounds if whole else experiment.rounds[-1]
-        begin(training_name(experiment.track, defense.name), rounds)
+        begin(_name(experiment, defense), rounds)
         try:
             training[defense.name] = _train(experiment, defense, federation, folder, whole, workers, tell)
         except Exception as error:  # a defect in one defense must not end the others' trials
@@ -98,13 +102,14 @@ def _train(
         if state.server.round in experiment.rounds:
             save_checkpoint(_state_file(experiment, folder, defense, state.server.round), state.stored())
 
-    own = _folder(experiment, folder, defense)
+    own = training_folder(experiment, folder, defense.name)
     return train(
         federation,
         RunFolder(own),
         defense_kind=defense.name,
+        defense_settings=defense.settings,
         workers=workers,
-        after_round=lambda row: after_round(training_name(experiment.track, defense.name), row),
+        after_round=lambda row: after_round(_name(experiment, defense), row),
         after_state=keep,
         until=None if whole else experiment.rounds[-1],
         retry=_retry(own),
@@ -116,13 +121,29 @@ def _retry(folder: Path) -> str:
     return f"remove {folder} to train it again, and add --resume"
 
 
-def _folder(experiment: Experiment, folder: Path, defense: Entry[Defense]) -> Path:
+def _name(experiment: Experiment, defense: Entry[Defense]) -> str:
+    """The name of a training for readers."""
+    return training_name(experiment.track, defense_words(defense.name, defense.settings))
+
+
+def training_folder(experiment: Experiment, folder: Path, defense: str) -> Path:
+    """Where a run keeps the training of a defense."""
     own = folder / "training" / "production" if experiment.track == "production" else folder / "training"
-    return own / slug(defense.name)
+    return own / slug(defense)
 
 
 def _state_file(experiment: Experiment, folder: Path, defense: Entry[Defense], round_index: int) -> Path:
-    return _folder(experiment, folder, defense) / f"round-{round_index:04d}.state"
+    return training_folder(experiment, folder, defense.name) / f"round-{round_index:04d}.state"
+
+
+def scored_on(federation: Federation) -> Scored:
+    """The examples that accuracy is measured on; clients who score on test examples all have the same ones."""
+    targets = federation.dataset.test.targets
+    if federation.server.scores_on == "validation":
+        kept = [federation.client(name).validation.targets for name in federation.shares]
+        targets = federation.dataset.task.join(kept)
+    largest = int(torch.unique(targets, dim=0, return_counts=True)[1].max())
+    return Scored(len(targets), largest / len(targets))
 
 
 def _first_accuracy(federation: Federation) -> float | None:
@@ -130,4 +151,5 @@ def _first_accuracy(federation: Federation) -> float | None:
     if federation.server.scores_on is not None:
         return None
     state = federation.first_state().server
-    return evaluate(federation.trainer, state.params, state.buffers, federation.dataset.test).accuracy
+    setup, test = federation.setup, federation.dataset.test
+    return evaluate(setup.trainer, state.params, state.buffers, test, device=setup.device).accuracy

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from leaktight.audits.plan import GIVEN, RANDOM_INITS, Experiment, TrialSpec
+from leaktight.core.devices import CPU, moved
 from leaktight.core.errors import LeaktightError, MachineError, ModelError
 from leaktight.core.faults import raise_fault
 from leaktight.core.inputs import Images
@@ -52,8 +53,8 @@ class Judged:
     """scores: by metric, one number per true example; None for a metric that cannot be computed here.
 
     notes: which way each metric leaks. guesses: the number that was handed in. scored: those that were judged, one for
-    each example or fewer. truth, guess: PNG strips of `count` images side by side, each of `size` (height,
-    width).
+    each example or fewer. aligned: one guess for each example, in their order. truth, guess: PNG strips of `count`
+    images side by side, each of `size` (height, width).
     """
 
     scores: dict[str, tuple[float | None, ...] | None]
@@ -61,6 +62,7 @@ class Judged:
     label_accuracy: float
     guesses: int
     scored: Batch
+    aligned: Tensor
     truth: bytes
     guess: bytes
     size: tuple[int, int]
@@ -105,18 +107,19 @@ def _first(message: object) -> str:
     return (str(message) or "no message").splitlines()[0]
 
 
-def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
+def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics, device: torch.device = CPU) -> Judged:
     """Match guesses to true examples once, then score them.
 
     Guesses beyond the number of examples are cut first, in the attack's own order. A guess with an infinite pixel has
-    no score, like one with a NaN.
+    no score, like one with a NaN. device: where the networks of metrics run.
     """
     guesses = len(guess)
     shown = guess.inputs[: len(truth)].nan_to_num(*[torch.nan] * 3)
     guess = Batch(shown, guess.targets[: len(truth)])
     aligned = align(guess.inputs, truth.inputs, match(guess.inputs, truth.inputs))
+    pair = moved((aligned, truth.inputs), device)
     scores: dict[str, tuple[float | None, ...] | None] = {
-        name: tuple(metric(aligned, truth.inputs).tolist()) for name, metric in metrics.metrics.items()
+        name: tuple(metric(*pair).tolist()) for name, metric in metrics.metrics.items()
     }
     height, width = truth.inputs.shape[-2:]
     return Judged(
@@ -125,6 +128,7 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
         label_accuracy=label_accuracy(guess.targets, truth.targets),
         guesses=guesses,
         scored=guess,
+        aligned=aligned,
         truth=strip(truth.inputs),
         guess=strip(aligned),
         size=(height, width),
@@ -132,11 +136,13 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics) -> Judged:
     )
 
 
-def oracle_of(found: Reconstruction, truth: Batch, chosen: Judged, metrics: BuiltMetrics) -> Oracle | None:
+def oracle_of(
+    found: Reconstruction, truth: Batch, chosen: Judged, metrics: BuiltMetrics, device: torch.device = CPU
+) -> Oracle | None:
     """The best guess of an ensemble by its mean PSNR; None if the attack is none."""
     if "chosen" not in found.notes:
         return None
-    guesses = {name: judge(guess, truth, metrics) for name, guess in found.others.items()}
+    guesses = {name: judge(guess, truth, metrics, device) for name, guess in found.others.items()}
     means = {
         name: {metric: mean(scores or ()) for metric, scores in each.scores.items()}
         for name, each in {str(found.notes["chosen"]): chosen, **guesses}.items()
@@ -156,15 +162,20 @@ def proof_of(found: Reconstruction) -> Proof | None:
 
 
 def best_of(judged: Sequence[Judged]) -> Judged:
-    """The first of several guesses for one victim, with the best score of all of them for each example."""
+    """Several guesses for one victim as one: for each example the best score of all, and the picture of best PSNR."""
     first = judged[0]
+    if len(judged) == 1:
+        return first
     pick = {name: max if note.leaks_when == "high" else min for name, note in first.notes.items()}
     scores = {
         name: scores
         and tuple(_best(pick[name], each) for each in zip(*(one.scores[name] or () for one in judged), strict=True))
         for name, scores in first.scores.items()
     }
-    return replace(first, scores=scores)
+    psnr = [each.scores.get("psnr") or (None,) * first.count for each in judged]
+    closest = [max(range(len(judged)), key=lambda draw: _number(psnr[draw][index])) for index in range(first.count)]
+    aligned = torch.stack([judged[draw].aligned[index] for index, draw in enumerate(closest)])
+    return replace(first, scores=scores, aligned=aligned, guess=strip(aligned))
 
 
 def _best(pick: Callable[[list[float]], float], scores: Sequence[float | None]) -> float | None:
@@ -186,8 +197,9 @@ def extractor(model: nn.Module, params: Params, buffers: Params) -> Extract | No
         return None
 
     def extract(images: Tensor) -> Tensor:
-        with torch.no_grad(), mode_of(model, "eval"), global_seed(Rng(0).child("features")):
-            return representation(model, params, buffers, images)
+        network, weights, statistics = moved((model, params, buffers), images.device)
+        with torch.no_grad(), mode_of(network, "eval"), global_seed(Rng(0).child("features")):
+            return representation(network, weights, statistics, images)
 
     return extract
 
@@ -227,7 +239,7 @@ def ledger_of(
     """The conditions of a trial's scores. given: the observations that the attack had, one list for each guess."""
     truth = trace.clients[victim].truth
     return Ledger(
-        labels=spec.attack.value.labels_from,
+        labels=spec.attack.labels_from,
         batch_size=max(len(step) for step in truth.steps),
         num_examples=len(truth.examples),
         local_steps=len(truth.steps),

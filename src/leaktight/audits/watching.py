@@ -15,8 +15,9 @@ from typing import TypeVar
 import torch
 
 from leaktight.audits.settings import AuditSettings
+from leaktight.core.devices import CPU, moved, working_on
 from leaktight.core.errors import UsageError
-from leaktight.core.protocols import ActiveAttack, Attack, follow
+from leaktight.core.protocols import ActiveAttack, Attack, Progress, follow
 from leaktight.core.rng import Rng
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Reconstruction
@@ -62,13 +63,30 @@ def handed(settings: AuditSettings, attack: Attack, seen: Sequence[Observation])
     return [list(seen)] if attack.joins_rounds else [[seen[-1]]]
 
 
-def reconstructed(attack: Attack, given: Sequence[Sequence[Observation]], *, rng: Rng) -> Reconstruction:
+def reconstructed(
+    attack: Attack,
+    given: Sequence[Sequence[Observation]],
+    *,
+    rng: Rng,
+    device: torch.device = CPU,
+    progress: Progress | None = None,
+) -> Reconstruction:
     """The guess of an attack; of several lists, all guesses as one, each with at most the disclosed number of examples.
 
-    Losses of several guesses are averaged.
+    Losses of several guesses are averaged. device: where the attack runs; the guess is on the CPU. Attacks
+    need float64, which mps has not, and run on the CPU there. progress: told of a single guess; see
+    `Attack.reconstruct`.
     """
+    device = CPU if device.type == "mps" else device
+    with working_on(device):
+        return moved(_joined(attack, moved(given, device), rng, progress), CPU)
+
+
+def _joined(
+    attack: Attack, given: Sequence[Sequence[Observation]], rng: Rng, progress: Progress | None
+) -> Reconstruction:
     if len(given) == 1:
-        return attack.reconstruct(given[0], rng=rng)
+        return attack.reconstruct(given[0], rng=rng, progress=progress)
     found = follow(attack, given, rng=rng)
     guesses = [each.guess.inputs[: seen[0].batch_size] for each, seen in zip(found, given, strict=True)]
     targets = [each.guess.targets[: seen[0].batch_size] for each, seen in zip(found, given, strict=True)]

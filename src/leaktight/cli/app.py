@@ -19,6 +19,7 @@ from leaktight import __version__
 from leaktight.cli import (
     audit,
     data,
+    docs,
     flower,
     generator,
     inspect,
@@ -29,38 +30,38 @@ from leaktight.cli import (
     train,
     verify,
 )
+from leaktight.cli.help import Command, Group
 from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
 from leaktight.core.faults import fault_of
 from leaktight.core.text import printable
 
+HELP = """Measure what federated-learning updates leak about training data, and what each defense costs.
+
+Example: leaktight audit --attack csdlg --defense outpost --trials 1
+"""
 _LONGEST = 2000
 
 app = typer.Typer(
     name="leaktight",
-    help="Measure what federated-learning updates leak about training data, and what each defense costs.",
+    cls=Group,
+    help=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train")(train.command)
-app.command("audit", help=audit.AUDIT_HELP)(audit.command)
-app.command("tradeoff", help=audit.TRADEOFF_HELP)(audit.command)
-app.command("inspect")(inspect.command)
-app.command("reproduce", help=reproduce.HELP)(reproduce.command)
-app.command("report")(report.command)
-app.command("verify")(verify.command)
+app.command("train", cls=Command)(train.command)
+app.command("audit", cls=Command, help=audit.AUDIT_HELP)(audit.command)
+app.command("tradeoff", cls=Command, help=audit.TRADEOFF_HELP)(audit.command)
+app.command("inspect", cls=Command)(inspect.command)
+app.command("reproduce", cls=Command, help=reproduce.HELP)(reproduce.command)
+app.command("report", cls=Command)(report.command)
+app.command("verify", cls=Command)(verify.command)
 app.add_typer(leaderboard.app, name="leaderboard")
-app.command("list", help=listing.HELP)(listing.command)
-app.command("data")(data.command)
-
-generators = typer.Typer(no_args_is_help=True, help="Image generators for the attacks ggl and gias.")
-generators.command("train")(generator.command)
-app.add_typer(generators, name="generator")
-
-flowers = typer.Typer(no_args_is_help=True, help="Leaktight in a Flower federation.")
-flowers.command("export")(flower.command)
-flowers.command("key")(flower.key)
-app.add_typer(flowers, name="flower")
+app.command("list", cls=Command, help=listing.HELP)(listing.command)
+app.command("data", cls=Command)(data.command)
+app.command("docs", cls=Command)(docs.command)
+app.add_typer(generator.app, name="generator")
+app.add_typer(flower.app, name="flower")
 
 
 @app.callback(invoke_without_command=True)

@@ -16,7 +16,7 @@ Example: leaktight audit --defense outpost --attack csdlg --trials 10
 """
 TRADEOFF_HELP = """Compare leakage, accuracy and time of defenses, and recommend one.
 
-Example: leaktight tradeoff --defense outpost --defense noise --set federation.rounds=20
+Example: leaktight tradeoff --defense outpost --defense noise --trials 5
 """
 
 
@@ -36,6 +36,7 @@ def command(
     resume: options.Resume = False,
     retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
+    device: options.Device = None,
     data_root: options.DataRoot = None,
     dry_run: options.DryRun = False,
     fail_on: options.FailOn = None,
@@ -43,13 +44,17 @@ def command(
 ) -> None:
     gate = chosen_gate(fail_on or (), dry_run=dry_run)
     named = {"attack": attack or (), "defense": defense or ()}
-    settings = [*(overrides or ()), *options.asked(trials=trials, confidence=confidence)]
-    read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
+    asked = {"trials": trials, "confidence": confidence}
+    based = resume and config is None  # on the settings of the run
+    settings = [*(overrides or ()), *(() if based else options.asked(**asked)), *options.on(device)]
+    if not based:
+        read_tables(config, settings, named=named, scenario=AUDIT_SCENARIO)  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.audit import plan
     from leaktight.api.runs import parse_workers, require_resumed
     from leaktight.cli.audit_display import announce, print_audit, run_and_print
+    from leaktight.cli.forecast_display import show_forecast, warn
 
     parse_workers(workers)
     require_resumed(resume=resume, retry_failed=retry_failed)
@@ -58,14 +63,20 @@ def command(
         config,
         adaptive=adaptive,
         budget=options.number(budget),
+        out=out,
+        resume=resume,
         settings=settings,
         attacks=attack or (),
         defenses=defense or (),
         data_root=data_root,
+        **(options.numbers(asked) if based else {}),
     )
     check_possible(gate, planned)
     announce(planned.experiments, planned.facts, Console(stderr=True))
-    if not dry_run:
+    if dry_run:
+        show_forecast(planned.forecast(workers), as_json=as_json)
+    else:
+        warn(planned.doubts(workers))
         summary = run_and_print(
             planned,
             print_audit,

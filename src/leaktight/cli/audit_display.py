@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
@@ -17,19 +18,35 @@ from leaktight.audits.plan import Experiment
 from leaktight.audits.run import Watcher, check_something_ran
 from leaktight.audits.schedule import Wanted, fewest
 from leaktight.cli.console import called, print_json, resumable, say
-from leaktight.cli.display import MISSING, progress_bars, shown
+from leaktight.cli.display import progress_bars
 from leaktight.report.judgements import (
     TRACKS,
+    accuracy_note,
     answer_lines,
     chance_words,
     chosen_words,
     fault_words,
+    recommended_words,
     spending_facts,
     tracks_of,
     victims_words,
 )
-from leaktight.report.words import SYMBOLS, VERDICTS, attack_words, defense_words, fact, listed
+from leaktight.report.words import (
+    MISSING,
+    SYMBOLS,
+    VERDICTS,
+    attack_words,
+    defense_name,
+    defense_words,
+    fact,
+    fact_name,
+    listed,
+    number,
+    percent,
+    seconds,
+)
 from leaktight.results.schema import (
+    VARIES,
     Cell,
     Ledger,
     Round,
@@ -40,7 +57,6 @@ from leaktight.results.schema import (
     Trial,
     Verdict,
     Word,
-    training_name,
 )
 
 STYLES: Mapping[Word, str] = {
@@ -53,7 +69,9 @@ STYLES: Mapping[Word, str] = {
 COLUMNS = ("attack", "PSNR dB", "SSIM", "blind", "rebuilt", "chance", "flags")
 """PSNR and SSIM with 95 % intervals, SSIM of the best control (blind), victims that were reconstructed of those with
 valid trials, and the corrected chance of the identification."""
-TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "s / round", "its share", "front")
+_HEADING = 24
+"""Characters of a defense's name in a table before it wraps."""
+TRADEOFF_COLUMNS = ("defense", "worst SSIM", "by", "accuracy", "round", "its share", "front")
 
 
 class AuditDisplay(Watcher):
@@ -66,6 +84,9 @@ class AuditDisplay(Watcher):
         self.trials = self.progress.add_task("trials", total=None, visible=False)
         self.rounds: dict[str, tuple[TaskID, int]] = {}
 
+    def grows(self, words: Sequence[str]) -> None:
+        say(self.console, f"the run grows: {'; '.join(words)}")
+
     def training_begins(self, name: str, rounds: int) -> None:
         self.rounds[name] = self.progress.add_task(f"training, {name}", total=rounds), rounds
 
@@ -73,7 +94,7 @@ class AuditDisplay(Watcher):
         task, rounds = self.rounds[name]
         self.progress.update(task, completed=row.round)
         if not self.console.is_terminal:
-            accuracy = "" if row.accuracy is None else f", accuracy {100 * row.accuracy:.1f} %"
+            accuracy = "" if row.accuracy is None else f", accuracy {percent(row.accuracy)}"
             say(self.console, f"training, {name}: round {row.round} of {rounds}{accuracy}")
 
     def trials_begin(self, done: int, total: int) -> None:
@@ -139,17 +160,26 @@ def announce(experiments: Sequence[Experiment], facts: Mapping[str, object], con
     experiment = experiments[0]
     plain = [each for each in experiment.attacks if not each.adaptive and not each.undefended]
     attacks = [f"{each.name} ({each.role})" for each in plain]
-    knowing = [f"; {each.name} with knowledge of {each.against}" for each in experiment.attacks if each.adaptive]
-    control = [f"; {each.name} on none" for each in experiment.attacks if each.undefended]
-    defenses = ", ".join(each.name for each in experiment.defenses)
+    names = {each.name: defense_words(each.name, each.settings) for each in experiment.defenses}
+    knowing = [f"; {name} with knowledge of {listed(known)}" for name, known in _known(experiment, names).items()]
+    control = [f"; {each.name} on no defense" for each in experiment.attacks if each.undefended]
     least, most = fewest(experiments), sum(len(each.trials) for each in experiments)
     number = f"{most} trials in total" if least == most else f"{least} to {most} trials"
-    say(console, f"{number}: {', '.join(attacks)} on {defenses}{''.join((*knowing, *control))}")
+    say(console, f"{number}: {', '.join(attacks)} on {', '.join(names.values())}{''.join((*knowing, *control))}")
+
+
+def _known(experiment: Experiment, names: Mapping[str, str]) -> dict[str, list[str]]:
+    """By attack, the defenses that it also attacks with knowledge of them. names: the defenses with their settings."""
+    found: dict[str, list[str]] = {}
+    for each in experiment.attacks:
+        if each.against is not None:
+            found.setdefault(each.name, []).append(names[each.against])
+    return {name: ["the defense"] if len(known) == len(names) - 1 else known for name, known in found.items()}
 
 
 def look_words(needed: Wanted) -> str:
     """What the first look decided, on one line."""
-    first, second = (listed(training_name(*place) for place in places) for places in (needed.decided, needed.further))
+    first, second = (listed(needed.names[each] for each in places) for places in (needed.decided, needed.further))
     return f"{needed.looks[0]} victims decided {first or 'nothing'}; {needed.looks[-1]} for {second or 'nothing'}"
 
 
@@ -157,12 +187,16 @@ def trial_words(trial: Trial) -> str:
     """A finished trial on one line."""
     if trial.status == "failed":
         return f"{trial.id} failed: {trial.error}"
-    scores = [f"{name} {score:.2f}" for name in ("psnr", "ssim") if (score := trial.score(name)) is not None]
-    return f"{trial.id} {' '.join(scores)} ({trial.seconds:.1f} s)"
+    names = [name for name in ("psnr", "ssim") if trial.score(name) is not None]
+    scores = [f"{name} {number(trial.score(name), name, unit=False)}" for name in names]
+    return f"{trial.id} {' '.join(scores)} ({seconds(trial.seconds)})"
 
 
 def print_audit(summary: Summary, console: Console) -> None:
-    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one."""
+    """Print the answer, the verdicts, a table of cells for each track, the flags, and the trade-off if there is one.
+
+    The answer of a trade-off begins with its recommendation.
+    """
     letters = dict(zip(dict.fromkeys(flag.code for flag in summary.flags), ascii_lowercase, strict=False))
     print_answer(summary, console)
     print_verdicts(summary, console)
@@ -183,8 +217,11 @@ def print_audit(summary: Summary, console: Console) -> None:
     if summary.tradeoff is not None:
         console.print()
         console.print(tradeoff_table(summary.tradeoff))
-        if (advice := summary.tradeoff.recommendation) is not None:
-            _say(console, f"recommended: {advice.defense or 'none of these'}. {advice.because}")
+        if summary.tradeoff.chance is not None:
+            _say(console, accuracy_note(summary.tradeoff))
+        advice = summary.tradeoff.recommendation
+        if advice is not None and (summary.answer is None or summary.answer.recommended is None):
+            _say(console, f"recommended: {recommended_words(summary.tradeoff)} {advice.because}")
 
 
 def print_answer(summary: Summary, console: Console) -> None:
@@ -212,7 +249,7 @@ def print_verdicts(summary: Summary, console: Console) -> None:
                 proven = " (certified)" if each.certified else ""
                 words = f"{SYMBOLS[each.verdict]} {VERDICTS[each.verdict].lower()}{proven}"
                 word = Text(words, style=STYLES[each.verdict])
-                grid.add_row(word, _strongest(each))
+                grid.add_row(word, _strongest(each, summary))
                 grid.add_row("", Text(f"{each.because} {each.advice}".strip(), style="dim"))
         if len(tracks) > 1:
             _say(console, f"{track.capitalize()}. {TRACKS[track]}")
@@ -220,9 +257,9 @@ def print_verdicts(summary: Summary, console: Console) -> None:
         console.print()
 
 
-def _strongest(entry: Verdict) -> Text:
+def _strongest(entry: Verdict, summary: Summary) -> Text:
     """The defense, and what the strongest attack did to it."""
-    text = Text(defense_words(entry.defense), style="bold")
+    text = Text(defense_name(summary, entry.defense, entry.track), style="bold")
     same = (entry.worst_attack, entry.threat)
     lead = next((each for each in entry.attackers if (each.attack, each.threat) == same), None)
     if lead is not None:
@@ -237,22 +274,21 @@ def _print_faults(summary: Summary, track: Track, console: Console) -> None:
     for cell in summary.cells:
         if cell.role == "attack" and cell.track == track:
             for fault in fault_words(cell):
-                _say(console, f"{_place(cell)}: {fault}")
+                _say(console, f"{_place(cell, summary)}: {fault}")
 
 
 def _print_ensembles(summary: Summary, track: Track, console: Console) -> None:
     """Print which attacks of an ensemble gave its answers, and what the truth would have chosen."""
     for cell in summary.cells:
         if cell.track == track and cell.chosen:
-            best = shown(cell.oracle.get("psnr"), "{:.1f} dB")
-            _say(
-                console,
-                f"{_place(cell)}: {chosen_words(cell)}; oracle-best (chosen by the truth, not by an attacker) {best}",
-            )
+            best = number(cell.oracle.get("psnr"), "psnr")
+            oracle = f"oracle-best (chosen by the truth, not by an attacker) {best}"
+            _say(console, f"{_place(cell, summary)}: {chosen_words(cell)}; {oracle}")
 
 
-def _place(cell: Cell) -> str:
-    return f"{attack_words(short_name(cell.attack), cell.adaptive)} on {defense_words(cell.defense)}"
+def _place(cell: Cell, summary: Summary) -> str:
+    defense = defense_name(summary, cell.defense, cell.track)
+    return f"{attack_words(short_name(cell.attack), cell.adaptive)} on {short_name(defense)}"
 
 
 def _say(console: Console, text: str) -> None:
@@ -260,25 +296,37 @@ def _say(console: Console, text: str) -> None:
 
 
 def ledger_words(ledger: Ledger) -> str:
-    """The conditions of the scores on one line.
+    """The conditions of the scores in one sentence.
 
     >>> ledger_words(Ledger(labels="given", local_steps=1, batch_norm=False, assumed=()))
     'labels given, local steps 1, batch norm no'
+    >>> ledger_words(Ledger(labels="varies", local_steps=1, assumed="varies"))
+    'local steps 1; not the same for all attacks: labels, other assumptions'
     """
-    known = {name.replace("_", " "): fact(value) for name, value in ledger.facts().items() if value != ()}
-    return ", ".join(f"{name} {value}" for name, value in known.items())
+    facts = {name: value for name, value in ledger.facts().items() if value != ()}
+    shared = ", ".join(f"{name.replace('_', ' ')} {fact(value)}" for name, value in facts.items() if value != VARIES)
+    differing = ", ".join(fact_name(name).lower() for name, value in facts.items() if value == VARIES)
+    return "; ".join(filter(None, (shared, differing and f"not the same for all attacks: {differing}")))
 
 
-def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "diagnostic") -> Table:
-    """A row for each attack on each defense; "+" marks an attacker who knows the defense. letters: of the flags."""
-    table = _table(COLUMNS, left=("attack", "flags"))
+def cells_table(summary: Summary, letters: Mapping[str, str], track: Track = "diagnostic") -> Group:
+    """A line for each defense, and a row for each attack on it; "+" marks an attacker who knows the defense.
+
+    letters: of the flags.
+    """
     cells = [cell for cell in summary.cells if cell.role == "attack" and cell.track == track]
-    for defense in dict.fromkeys(cell.defense for cell in cells):
-        table.add_row(short_name(defense_words(defense)), style="bold")
-        for cell in cells:
-            if cell.defense == defense:
-                table.add_row(*_cells(cell, letters))
-    return table
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for cell in cells:
+        rows.setdefault(cell.defense, []).append(_cells(cell, letters))
+    columns = zip(COLUMNS, *(row for own in rows.values() for row in own), strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    parts: list[RenderableType] = [_table(COLUMNS, left=("attack", "flags"), widths=widths)]
+    for defense, own in rows.items():
+        table = _table(COLUMNS, left=("attack", "flags"), widths=widths, show_header=False)
+        for row in own:
+            table.add_row(*row)
+        parts += [Text(short_name(defense_name(summary, defense, track)), style="bold"), table]
+    return Group(*parts)
 
 
 def short_name(method: str) -> str:
@@ -294,38 +342,46 @@ def tradeoff_table(tradeoff: Tradeoff) -> Table:
     table = _table(TRADEOFF_COLUMNS, left=("defense", "by"))
     for row in tradeoff.rows:
         table.add_row(
-            short_name(defense_words(row.defense)),
-            shown(row.leak.worst, "{:z.2f}"),
+            short_name(defense_words(row.defense, row.settings)),
+            number(row.leak.worst, row.leak.metric),
             short_name(row.leak.attack or MISSING),
-            shown(row.accuracy, "{:.1%}"),
-            shown(row.seconds_per_round, "{:z.2f}"),
-            shown(row.cost_share, "{:.1%}"),
+            percent(row.accuracy) + (" near chance" if row.learned is False else ""),
+            seconds(row.seconds_per_round),
+            percent(row.cost_share),
             "yes" if row.on_front else "",
         )
     return table
 
 
-def _table(columns: tuple[str, ...], *, left: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+def _table(
+    columns: tuple[str, ...], *, left: tuple[str, ...], widths: Sequence[int] = (), show_header: bool = True
+) -> Table:
+    """An empty table. left: columns of words. widths: of the columns, so that tables below each other line up."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_header=show_header)
+    for column, width in zip_longest(columns, widths):
+        table.add_column(column, justify="left" if column in left else "right", min_width=width)
     return table
 
 
 def _cells(cell: Cell, letters: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}",
-        _spread(cell.scores.get("psnr"), "{:.0f}"),
-        _spread(cell.scores.get("ssim"), "{:z.2f}"),
-        shown(cell.control.get("ssim"), "{:z.2f}"),
+        _attack(cell),
+        _spread(cell.scores.get("psnr"), "psnr"),
+        _spread(cell.scores.get("ssim"), "ssim"),
+        number(cell.control.get("ssim"), "ssim"),
         "none valid" if cell.leaked is None else f"{cell.leaked} of {cell.judged}",
         MISSING if cell.identification is None else chance_words(cell.identification.corrected),
         " ".join(letters[code] for code in cell.flags),
     )
 
 
-def _spread(score: Score | None, form: str) -> str:
+def _attack(cell: Cell) -> str:
+    return f"  {short_name(cell.attack)}{' +' if cell.adaptive else ''}"
+
+
+def _spread(score: Score | None, metric: str) -> str:
+    """A mean and its interval; the only space is where a narrow table breaks the line."""
     if score is None or score.ci95 is None:
         return MISSING
-    low, high = (shown(end, form) for end in score.ci95)
-    return f"{shown(score.mean, form)} [{low}, {high}]"
+    low, high = (number(end, metric, unit=False) for end in score.ci95)
+    return f"{number(score.mean, metric, unit=False)} [{low},{high}]"

@@ -58,7 +58,7 @@ def resumable(path: Path, console: Console) -> Iterator[None]:
         from leaktight.results.folder import RunFolder  # slow to import for commands without a run
 
         file = RunFolder(path).command
-        call = file.read_text().strip() if file.exists() else called()
+        call = file.read_text().splitlines()[-1] if file.exists() else called()  # the last one has all settings
         say(console, f"stopped; continue with: {resume_command(call, path)}")
         raise
 

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from leaktight.cli.console import say
-from leaktight.report.words import percent
+from leaktight.report.words import defense_words, percent
 from leaktight.results.schema import UNDEFENDED, DefenseCost, Round, TrainingSummary
 
 COLUMNS = ("round", "accuracy", "loss", "train loss", "seconds", "defense", "up", "down", "clients")
@@ -52,11 +52,11 @@ def cells(row: Round) -> tuple[str, ...]:
     failed = f" ({len(row.failures)} failed)" if row.failures else ""
     return (
         str(row.round),
-        percent(row.accuracy, 2),
+        percent(row.accuracy),
         shown(row.loss, "{:.4f}"),
         shown(row.train_loss, "{:.4f}"),
         f"{row.seconds:.2f}",
-        f"{100 * row.client['defense_seconds'] / row.client['seconds']:.1f} %" if row.client else "-",
+        percent(row.client["defense_seconds"] / row.client["seconds"]) if row.client else MISSING,
         human_bytes(row.bytes_up),
         human_bytes(row.bytes_down),
         f"{row.clients}{failed}",
@@ -75,15 +75,15 @@ def rounds_table(rows: Sequence[Round]) -> Table:
 def defense_line(cost: DefenseCost) -> str:
     """The cost and the figures of a defense on one line.
 
-    >>> cost = {"kind": "noise", "share_of_time": 0.021, "seconds_per_step": 3e-5, "noise_std": 0.1}
-    >>> defense_line(DefenseCost.model_validate(cost))
-    'defense noise: 2.1 % of local training time, 0.03 ms a step; noise_std 0.1'
+    >>> cost = {"kind": "lrp", "settings": {"spread": 1.0}, "share_of_time": 0.021, "seconds_per_step": 3e-5}
+    >>> defense_line(DefenseCost.model_validate({**cost, "rate": 0.1}))
+    'defense lrp (spread 1): 2.1 % of local training time, 0.03 ms a step; rate 0.1'
     """
     parts = [f"{name} {value:.4g}{' a round' * name.endswith('_seconds')}" for name, value in cost.figures.items()]
     if cost.share_of_time is not None and cost.seconds_per_step is not None:
         step = f"{1000 * cost.seconds_per_step:.2f} ms a step"
-        parts.insert(0, f"{100 * cost.share_of_time:.1f} % of local training time, {step}")
-    return f"defense {cost.kind}: {'; '.join(parts)}"
+        parts.insert(0, f"{percent(cost.share_of_time)} of local training time, {step}")
+    return f"defense {defense_words(cost.kind, cost.settings)}: {'; '.join(parts)}"
 
 
 def progress_bars(console: Console, *, transient: bool = False, disable: bool = False) -> Progress:
@@ -147,7 +147,7 @@ def print_training(summary: TrainingSummary, path: Path) -> None:
     uploaded = sum(row.bytes_up for row in summary.rounds)
     say(
         console,
-        f"final accuracy {percent(summary.final.accuracy, 2)}, loss {shown(summary.final.loss, '{:.4f}')}, "
+        f"final accuracy {percent(summary.final.accuracy)}, loss {shown(summary.final.loss, '{:.4f}')}, "
         f"{summary.seconds:.1f} s, {human_bytes(uploaded)} sent by clients",
     )
     if summary.defense.kind != UNDEFENDED:

@@ -8,11 +8,19 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.cli.help import Command, Group
 from leaktight.config.tables import read_tables
 from leaktight.core.errors import UsageError
 from leaktight.core.files import slug
 
+HELP = """Leaktight in a Flower federation.
 
+Example: leaktight flower export my-app --defense outpost
+"""
+app = typer.Typer(cls=Group, no_args_is_help=True, help=HELP)
+
+
+@app.command("export", cls=Command)
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the Flower project.")],
     config: options.Config = None,
@@ -21,7 +29,7 @@ def command(
 ) -> None:
     """Write the scenario as a Flower project, to run with `flwr run` as a simulation or on a SuperLink.
 
-    Example: leaktight flower export my-app my.toml --defense outpost
+    Example: leaktight flower export my-app --defense outpost
     """
     read_tables(config, overrides or (), named={"defense": defense or ()})  # report errors before slow imports
     from rich.console import Console
@@ -39,13 +47,14 @@ def command(
         say(errors, f"{resolved.model.source.target} must be importable at the server and at every node")
 
 
+@app.command("key", cls=Command)
 def key(
     state_dir: Annotated[Path, typer.Argument(metavar="STATE_DIR", help="The node's private folder (`state-dir`).")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client that the node is, such as client-000.")],
 ) -> None:
     """Print the line of a node for the operator's list of keys; makes the node's key if it has none.
 
-    Example: leaktight flower key /var/lib/leaktight client-000 >> nodes.toml
+    Example: leaktight flower key state client-000 >> nodes.toml
     """
     from leaktight.api.flower import node_key
 

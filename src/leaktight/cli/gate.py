@@ -33,7 +33,7 @@ def check_possible(level: str | None, planned: PlannedAudit) -> None:
     from leaktight.audits.plan import LABELS_FOUND
 
     attacks = [entry for each in planned.experiments for entry in each.attacks if entry.role == "attack"]
-    if not any(entry.value.labels_from in LABELS_FOUND for entry in attacks):
+    if not any(entry.labels_from in LABELS_FOUND for entry in attacks):
         names = ", ".join(dict.fromkeys(entry.name for entry in attacks)) or "none"
         raise UsageError(
             f"--fail-on labels: expected an attack that reads labels from the update, got only attacks that are given "

@@ -9,9 +9,22 @@ from typing import Annotated
 import typer
 
 from leaktight.cli import options
+from leaktight.cli.help import Command, Group
 from leaktight.config.tables import read_tables
 
+HELP = """Image generators for the attacks ggl and gias.
 
+Example: leaktight generator train --data digits --epochs 1 --out digits.safetensors
+"""
+app = typer.Typer(cls=Group, no_args_is_help=True, help=HELP)
+
+
+@app.callback()
+def group() -> None:
+    """Keeps `train` a command of its own."""
+
+
+@app.command("train", cls=Command)
 def command(
     out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="The weights; samples go to FILE.png.")],
     config: options.Config = None,

@@ -11,6 +11,7 @@ from leaktight.cli import options
 from leaktight.config.fields import check_tables
 from leaktight.config.tables import overridden
 from leaktight.core.errors import UsageError
+from leaktight.core.scope import checked_shape, not_supported
 
 N = TypeVar("N", int, float)
 
@@ -47,6 +48,18 @@ Truth: TypeAlias = Annotated[
     Path | None, typer.Option(help="The true images, for scoring: a picture, a folder of pictures or an .npz.")
 ]
 
+Decoys: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|FILE|DATASET",
+        help="Images like the true ones, to compare with: pictures, an .npz, or one of `leaktight list datasets`.",
+    ),
+]
+Defenses: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--defense", metavar="KIND", help="What the client did to the update; the attacker then knows it."),
+]
+
 
 def command(
     model: Model,
@@ -64,31 +77,35 @@ def command(
     mode: Mode = None,
     attack: options.Attacks = None,
     truth: Truth = None,
+    decoys: Decoys = None,
+    defense: Defenses = None,
     overrides: options.Set = None,
     out: options.Out = None,
     resume: options.Resume = False,
     retry_failed: options.RetryFailed = False,
     workers: options.Workers = None,
+    device: options.Device = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
     """Attack a captured update: what can be reconstructed from it?
 
-    Example: leaktight inspect --model net:build --before before.pt --after after.pt --shape 1,28,28
+    Example: leaktight inspect --model net:build --before a.pt --after b.pt --shape 1,28,28
     """
-    sizes = _numbers(shape, "--shape", int)
-    if len(sizes) != 3:
-        raise UsageError(f"expected --shape C,H,W, got {shape!r}")
+    sizes = checked_shape(_numbers(shape, "--shape", int))
     averages, deviations = _numbers(mean, "--mean", float), _numbers(std, "--std", float)
-    known = None if labels is None else _numbers(labels, "--labels", int)
-    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ())]
-    tables = overridden({"model": {"kind": model}, "local": {}}, settings, {"attack": attack or ()})
-    check_tables(tables, "leaktight inspect")  # report errors before slow imports
+    known = None if labels is None else _classes(labels)
+    settings = [*(f"local.{each}" for each in local or ()), *(overrides or ()), *options.on(device)]
+    tables = overridden(
+        {"model": {"kind": model}, "local": {}}, settings, {"attack": attack or (), "defense": defense or ()}
+    )
+    check_tables(tables, "inspect")  # report errors before slow imports
     from rich.console import Console
 
     from leaktight.api.inspect import plan
     from leaktight.api.runs import parse_workers
     from leaktight.cli.audit_display import run_and_print
+    from leaktight.cli.forecast_display import show_forecast, warn
     from leaktight.cli.inspect_display import announce, print_inspection
 
     parse_workers(workers)
@@ -107,10 +124,15 @@ def command(
         labels=known,
         attacks=attack or (),
         truth=truth,
+        decoys=decoys,
+        defenses=defense or (),
         settings=settings,
     )
     announce(planned.prepared, Console(stderr=True))
-    if not dry_run:
+    if dry_run:
+        show_forecast(planned.forecast(workers), as_json=as_json)
+    else:
+        warn(planned.doubts(workers))
         run_and_print(
             planned,
             print_inspection,
@@ -120,6 +142,13 @@ def command(
             workers=workers,
             as_json=as_json,
         )
+
+
+def _classes(text: str) -> list[int]:
+    numbers = _numbers(text, "--labels", float)
+    if any(not number.is_integer() for number in numbers):
+        raise UsageError(not_supported("regression (labels are no integers)", "give the number of each class"))
+    return [int(number) for number in numbers]
 
 
 def _numbers(text: str | None, option: str, kind: type[N]) -> list[N]:

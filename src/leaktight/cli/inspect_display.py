@@ -5,10 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from leaktight.audits.plan import AttackEntry
 from leaktight.cli.audit_display import print_answer, print_verdicts
 from leaktight.cli.console import say
-from leaktight.cli.display import shown
 from leaktight.config.inspect import Prepared
+from leaktight.report.words import number
 from leaktight.results.schema import Summary
 
 
@@ -16,9 +17,14 @@ def announce(prepared: Prepared, console: Console) -> None:
     """Print the facts about the update, the planned attacks and the assumptions."""
     for name, fact in prepared.facts.items():
         say(console, f"{name}: {fact}")
-    say(console, f"attacks: {', '.join(f'{entry.name} ({entry.role})' for entry in prepared.inspection.attacks)}")
+    attacks = (f"{entry.name} ({_role(entry)})" for entry in prepared.inspection.attacks)
+    say(console, f"attacks: {', '.join(attacks)}")
     for note in prepared.inspection.assumed:
         say(console, f"assumed: {note}")
+
+
+def _role(entry: AttackEntry) -> str:
+    return "attack that knows the defense" if entry.adaptive else entry.role
 
 
 def print_inspection(summary: Summary, console: Console) -> None:
@@ -44,10 +50,10 @@ def attacks_table(summary: Summary) -> Table:
     for cell in summary.cells:
         if cell.role != "attack":
             continue
-        figures = [shown(loss, "{:.3g}") for loss in (cell.first_loss, cell.loss)]
+        figures = [number(loss, "loss") for loss in (cell.first_loss, cell.loss)]
         if summary.truth_given:
-            ssim = (cell.mean_of("ssim"), cell.control.get("ssim"))
-            figures += [shown(cell.mean_of("psnr"), "{:.1f}"), *(shown(each, "{:.3f}") for each in ssim)]
+            figures += [number(cell.mean_of("psnr"), "psnr", unit=False), number(cell.mean_of("ssim"), "ssim")]
+            figures += [number(cell.control.get("ssim"), "ssim")]
         labels = "failed" if cell.failed else ",".join(map(str, cell.labels or ()))
-        table.add_row(cell.attack, *figures, labels)
+        table.add_row(f"{cell.attack}{' (knowing)' if cell.adaptive else ''}", *figures, labels)
     return table

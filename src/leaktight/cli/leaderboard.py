@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-import click
 import typer
-from typer.core import TyperGroup
+
+from leaktight.cli.help import Command, Group
+
+if TYPE_CHECKING:
+    from click import Context
 
 FOLDER = Path("leaderboard")
 PAGE = "page"
@@ -20,10 +23,10 @@ CardFile: TypeAlias = Annotated[Path, typer.Argument(metavar="CARD", help="A car
 To: TypeAlias = Annotated[Path, typer.Option("--to", help="The folder of the leaderboard.")]
 
 
-class WithPage(TyperGroup):
+class WithPage(Group):
     """A group whose command `page` may be left out: `leaktight leaderboard [FOLDER] [--out FILE]`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if named else [PAGE, *args])
 
@@ -31,12 +34,15 @@ class WithPage(TyperGroup):
 app = typer.Typer(cls=WithPage, help=HELP)
 
 
-@app.command(PAGE)
+@app.command(PAGE, cls=Command)
 def page(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder of the cards.")] = FOLDER,
     out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("leaderboard.html"),
 ) -> None:
-    """Check every card and write the page; the command that runs if none is named."""
+    """Check every card and write the page; the command that runs if none is named.
+
+    Example: leaktight leaderboard page leaderboard --out leaderboard.html
+    """
     from leaktight.core.files import write_atomically
     from leaktight.report.board import render_leaderboard
     from leaktight.results.card import read_cards
@@ -46,7 +52,7 @@ def page(
     typer.echo(f"{len(cards)} cards are as they were written; leaderboard: {out}")
 
 
-@app.command()
+@app.command(cls=Command)
 def add(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished audits or trade-offs.")],
     to: To = FOLDER,
@@ -62,14 +68,14 @@ def add(
     typer.echo(f"{counted(len(set(files)), 'card')} written to {to}")
 
 
-@app.command()
+@app.command(cls=Command)
 def updates(
     card: CardFile,
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("updates"),
 ) -> None:
     """Write fresh updates of a card's victims, as an attacker sees them.
 
-    Example: leaktight leaderboard updates leaderboard/diagnostic/SETTING/outpost-1a2b3c.json
+    Example: leaktight leaderboard updates leaderboard/CARD.json --out updates
     """
     from leaktight.api.leaderboard import updates as write_updates
 
@@ -77,7 +83,7 @@ def updates(
     typer.echo(f"{len(folders)} updates written to {out}")
 
 
-@app.command()
+@app.command(cls=Command)
 def submit(
     card: CardFile,
     guesses: Annotated[Path, typer.Argument(metavar="GUESSES", help="A .safetensors, .npz or .pt file of images.")],
@@ -88,7 +94,7 @@ def submit(
 ) -> None:
     """Score guesses for the victims of a card, and add them to it.
 
-    Example: leaktight leaderboard submit CARD.json guesses.safetensors --attack mine --by me --code https://...
+    Example: leaktight leaderboard submit leaderboard/CARD.json g.npz --attack mine --by me
     """
     from leaktight.api.leaderboard import submit as submit_guesses
 

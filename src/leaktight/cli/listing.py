@@ -9,42 +9,48 @@ import typer
 
 from leaktight.cli import options
 from leaktight.config.names import ENTRIES
+from leaktight.config.recipes import about, recipes
 from leaktight.core.errors import UsageError, suggestion
 
 if TYPE_CHECKING:
     from leaktight.config.details import Details
 
+RECIPES = "recipes"
+KINDS = (*ENTRIES, RECIPES)
 HELP = f"""List the names that configs and options accept, or all about one of them.
 
-KIND is one of {", ".join(ENTRIES)}; without it, the kinds are listed. NAME is one of that kind: its settings with
-defaults and meaning, what it assumes, its source, and a table for a config.
+KIND is one of {", ".join(KINDS)}; without it, the kinds are listed. NAME is one of that kind: its settings with
+defaults and meaning, what it assumes, its source, and a table for a config; the whole config of a recipe.
 
-Examples: leaktight list threats; leaktight list defenses outpost
+Example: leaktight list threats
+
+Example: leaktight list defenses outpost
 """
 
 
 def command(
-    kind: Annotated[str | None, typer.Argument(help="What to list; without it, the kinds.")] = None,
-    name: Annotated[str | None, typer.Argument(help="One of them, to show all about it.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="What to list; without it, the kinds.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, to show all about it.")] = None,
     as_json: options.Json = False,
 ) -> None:
     from leaktight.cli.console import print_json, print_table
 
     if kind is None:
-        document: dict[str, object] = {"kinds": {each: list(names) for each, names in ENTRIES.items()}}
-        columns, rows = ("kind", "names"), [(each, ", ".join(names)) for each, names in ENTRIES.items()]
-    elif kind not in ENTRIES:
-        raise UsageError(f"nothing to list under {kind!r}; {suggestion(kind, ENTRIES)}")
+        listed = {each: list(_entries(each)) for each in KINDS}
+        document: dict[str, object] = {"kinds": listed}
+        columns, rows = ("kind", "names"), [(each, ", ".join(names)) for each, names in listed.items()]
+    elif kind not in KINDS:
+        raise UsageError(f"nothing to list under {kind!r}; {suggestion(kind, KINDS)}")
     elif name is None:
-        columns, rows = ("name", "description"), [(each, entry.description) for each, entry in ENTRIES[kind].items()]
+        columns, rows = ("name", "description"), list(_entries(kind).items())
         document = {"kind": kind, "entries": [dict(zip(columns, row, strict=True)) for row in rows]}
     else:
-        from leaktight.config.details import details
+        from leaktight.config.details import details, recipe_details
 
-        found = details(kind, name)
+        found = recipe_details(name) if kind == RECIPES else details(kind, name)
         document = {"kind": kind, **asdict(found)}
         if not as_json:
-            _show(found)
+            _show(found, "The config" if kind == RECIPES else "In a config")
             return
     if as_json:
         print_json({"schema_version": 1, **document})
@@ -52,9 +58,18 @@ def command(
         print_table(columns, rows)
 
 
-def _show(found: Details) -> None:
-    """All about one method, as text."""
-    from leaktight.cli.console import print_table, print_text
+def _entries(kind: str) -> dict[str, str]:
+    """The names of a kind with what each is."""
+    if kind == RECIPES:
+        return {name: about(file) for name, file in recipes().items()}
+    return {name: entry.description for name, entry in ENTRIES[kind].items()}
+
+
+def _show(found: Details, heading: str) -> None:
+    """All about one method or recipe, as text. heading: of its example."""
+    from rich.console import Console
+
+    from leaktight.cli.console import print_table, print_text, say
 
     print_text(f"{found.name}: {found.description}")
     for label, text in found.notes.items():
@@ -62,8 +77,9 @@ def _show(found: Details) -> None:
     if found.settings:
         rows = [(each.name, _default(each.default), each.meaning or each.kind) for each in found.settings]
         print_table(("setting", "default", "meaning"), rows)
+        print_text("")
     if found.example:
-        print_text(f"\nIn a config:\n\n{found.example.rstrip()}")
+        say(Console(), f"{heading}:\n\n{found.example.rstrip()}\n")
 
 
 def _default(default: str | None) -> str:

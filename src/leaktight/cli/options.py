@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 Config: TypeAlias = Annotated[
-    Path | None, typer.Argument(help="A TOML config (default: a built-in scenario that needs no download).")
+    Path | None,
+    typer.Argument(help="A TOML config, or recipe:NAME (default: a built-in scenario that needs no download)."),
 ]
 Set: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; may be repeated.")
@@ -51,7 +53,10 @@ Budget: TypeAlias = Annotated[
 ]
 Out: TypeAlias = Annotated[Path | None, typer.Option("--out", help="The run's folder (default: runs/COMMAND-NNN).")]
 Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in --out, or the newest run with the same settings.")
+    bool,
+    typer.Option(
+        "--resume", help="Continue the run in --out, or the newest one; it grows by more --trials, --attack ..."
+    ),
 ]
 RetryFailed: TypeAlias = Annotated[
     bool, typer.Option("--retry-failed", help="With --resume: repeat trials that ended in an error.")
@@ -59,6 +64,12 @@ RetryFailed: TypeAlias = Annotated[
 Workers: TypeAlias = Annotated[
     str | None,
     typer.Option("--workers", metavar="N|ray[://HOST:PORT]", help="Processes (default: one per core; 0: this one)."),
+]
+Device: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="auto|cpu|cuda|mps", help="Where models and attacks run (default: cpu); also cuda:1."
+    ),
 ]
 DataRoot: TypeAlias = Annotated[
     Path | None,
@@ -86,6 +97,25 @@ def number(text: str | None) -> float | str | None:
         return text if text is None else float(text)
     except ValueError:
         return text
+
+
+def numbers(texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The options that were given, as numbers where they are some.
+
+    >>> numbers({"trials": "10", "confidence": None})
+    {'trials': 10}
+    """
+    given = {name: number(text) for name, text in texts.items() if text is not None}
+    return {name: int(each) if isinstance(each, float) and each.is_integer() else each for name, each in given.items()}
+
+
+def on(device: str | None) -> list[str]:
+    """The option `--device` as an override.
+
+    >>> on("cuda:1"), on(None)
+    (['device=cuda:1'], [])
+    """
+    return [] if device is None else [f"device={device}"]
 
 
 def asked(**settings: str | None) -> list[str]:

@@ -12,14 +12,18 @@ from leaktight.adaptive.auto import LARGE, Auto, Budget
 from leaktight.adaptive.knowing import Case
 from leaktight.adaptive.table import adapt, unable
 from leaktight.attacks.controls import Control, MeanImage, PriorOnly, PublicImage
-from leaktight.attacks.labels.public import PublicImages
-from leaktight.attacks.labels.rules import BiasCorrected, Geng
+from leaktight.attacks.labels.rules import Inferred
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.presets.preset import Preset
 from leaktight.audits.plan import AttackEntry, Entry, Experiment, named
+from leaktight.audits.requirements import check_requirements
 from leaktight.audits.settings import AuditSettings
+from leaktight.config.catalogue import ATTACKS, DEFENSES
 from leaktight.config.fields import require_names
+from leaktight.config.growth import joined
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import Config
+from leaktight.config.tables import PRODUCTION, Table, as_list
 from leaktight.config.toml import kind_of, settings_of
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.core.protocols import Attack, Defense
@@ -31,9 +35,10 @@ from leaktight.defenses.compression import GradientCompression
 from leaktight.defenses.noise import AdditiveNoise
 from leaktight.defenses.outpost import Outpost
 from leaktight.fl.federation import Federation
-from leaktight.report.words import listed
+from leaktight.report.words import defense_words, listed
 
 CONTROLS = (Control,)
+_NONE = {"kind": "none"}
 
 
 def complete(
@@ -43,16 +48,33 @@ def complete(
     confidence: float | None = None,
     effort: Budget | None = None,
     defenses_named: bool,
+    onto: Table | None = None,
 ) -> Config:
     """The config with defaults for an audit: attacks, controls, "none" as the first defense, settings.
 
     trials, confidence: override the settings unless None. effort: the budget of the attack `auto`. defenses_named: the
     caller chose the defenses; add no defaults. A production track has the defenses that its config names.
+    onto: the tables of a run that grows; its attacks and defenses stay.
     """
+    if onto is not None:
+        config, defenses_named = _onto(config, onto), True
     said = {name: value for name, value in (("trials", trials), ("confidence", confidence)) if value is not None}
     production = config.production and _completed(config.production, said, defenses_named=True)
     completed = replace(_completed(config, said, defenses_named=defenses_named), production=production)
     return completed if effort is None else _trying(completed, effort)
+
+
+def _onto(config: Config, held: Table) -> Config:
+    """The config with the attacks and defenses of a run beside its own, in both tracks."""
+    own, track = held.get(PRODUCTION), config.production
+    fitting = tuple(_fitting(each, config.threat) for each in config.attacks)
+    defended = [each for each in config.defenses if type(each) is not Defense]
+    return replace(
+        config,
+        attacks=joined(ATTACKS, held.get("attack", []), fitting, last=CONTROLS),
+        defenses=joined(DEFENSES, [each for each in as_list(held.get("defense", [])) if each != _NONE], defended),
+        production=_onto(track, own) if track and isinstance(own, Mapping) else track,
+    )
 
 
 def _trying(config: Config, effort: Budget) -> Config:
@@ -74,12 +96,12 @@ def _trying(config: Config, effort: Budget) -> Config:
 def _completed(config: Config, said: Mapping[str, Any], *, defenses_named: bool) -> Config:
     defenses = tuple(each for each in config.defenses if type(each) is not Defense)
     if not defenses and not defenses_named:
-        defenses = (Outpost(), GradientCompression(), AdditiveNoise(noise_std=0.01))
+        defenses = (Outpost(), GradientCompression(), AdditiveNoise())
     attacks = config.attacks
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = (Auto(), *attacks)
     if not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks = (*attacks, PriorOnly(iterations=200), MeanImage(), PublicImage())
+        attacks = (*attacks, PriorOnly(), MeanImage(), PublicImage())
     try:
         audit = replace(config.audit or AuditSettings(), **said)
     except ValueError as error:
@@ -99,9 +121,13 @@ def _fitting(attack: Attack, threat: ThreatModel) -> Attack:
         return attack
     simulates = Knowledge.LOCAL_TRAINING in threat.knows
     if attack.labels is None and attack.wants_labels and Knowledge.LABELS not in threat.knows:
-        informed = PublicImages() if Knowledge.PUBLIC_DATA in threat.knows else Geng()
-        attack = replace(attack, labels=informed if simulates else BiasCorrected())
+        attack = replace(attack, labels=Inferred())
     return attack if simulates else replace(attack, local="one_batch")
+
+
+def must_read(attack: Attack) -> bool:
+    """Whether labels that are not disclosed have to be read for an attack: it needs them, and has no setting for it."""
+    return Knowledge.LABELS in attack.requires and not isinstance(attack, Preset | Matching | Control)
 
 
 def build_tracks(config: Config, *, adaptive: bool) -> tuple[Experiment, Experiment | None]:
@@ -138,7 +164,13 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     attacks = [each.pinned(onednn=onednn) for each in config.attacks]
     defenses = _entries(config.defenses)
     entries = [
-        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        AttackEntry(
+            name,
+            settings_of(each),
+            each,
+            "control" if isinstance(each, CONTROLS) else "attack",
+            reads_labels=Knowledge.LABELS not in config.threat.knows and must_read(each),
+        )
         for name, each in zip(_names(attacks), attacks, strict=True)
     ]
     adaptable = _adaptable(entries, (config.audit or AuditSettings()).adapted) if adaptive else []
@@ -146,7 +178,7 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
     case = _case(federation, attacked, settings, config.threat)
     reasons = {each.name: unable(each.value, case) for each in defenses[1:]} if adaptive else {}
     helpless = {name: reason for name, reason in reasons.items() if reason is not None}
-    knowing = [made for each in defenses if each.name not in helpless for made in _adapted(adaptable, each)]
+    knowing = [made for each in defenses if each.name not in helpless for made in adapted(adaptable, each)]
     experiment = Experiment(
         seed=config.seed,
         federation=federation,
@@ -160,6 +192,7 @@ def build_experiment(config: Config, dataset: Dataset, partition: Partition, *, 
         data_root=data_root(config.data_root),
         helpless=helpless,
     )
+    check_requirements(experiment)
     experiment.attacked_federation(Defense(), 0)  # fails here, not in a worker, if settings do not fit the data
     return experiment
 
@@ -203,7 +236,7 @@ def _adaptable(entries: Sequence[AttackEntry], kinds: Sequence[str]) -> list[Att
     return [entry for entry in attacks if kind_of(entry.value) in kinds] or attacks
 
 
-def _adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
+def adapted(entries: Sequence[AttackEntry], defense: Entry[Defense]) -> list[AttackEntry]:
     """The adaptive attacks on a defense."""
     made = [(entry, adapt(entry.value, defense.value)) for entry in entries]
     return [
@@ -225,14 +258,8 @@ def _names(methods: Sequence[Any]) -> list[str]:
 def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     """Facts about the scenario, for readers of the results."""
     federation = experiment.federation
-    parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
-        "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
-        f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes",
-        "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "
-        f"weights: {config.model.init}, {config.model.mode} mode",
-        "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "
-        f"{federation.plan.per_round or len(federation.shares)} in a round, {kind_of(config.aggregator)}",
+        **federation_facts(config, federation),
         "attacked update": _local_words(experiment.attacked, federation),
         "local": _local_words(federation.trainer.local, federation),
         "attacked rounds": ", ".join(str(each) for each in experiment.rounds),
@@ -240,14 +267,29 @@ def scenario_facts(config: Config, experiment: Experiment) -> dict[str, Any]:
     }
 
 
+def federation_facts(config: Config, federation: Federation) -> dict[str, Any]:
+    """Facts about data, network and clients, for readers."""
+    parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
+    return {
+        "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
+        f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes"
+        + (f"; {federation.dataset.note}" if federation.dataset.note else ""),
+        "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "
+        f"weights: {config.model.init}, {config.model.mode} mode",
+        "clients": f"{len(federation.shares)} ({kind_of(config.partition)}), "
+        f"{federation.plan.per_round or len(federation.shares)} in a round, {kind_of(config.aggregator)}",
+    }
+
+
 def production_fact(config: Config, experiment: Experiment) -> str:
     """The production track in a sentence, for readers of the results."""
     rounds = ", ".join(str(each) for each in experiment.rounds)
     attacks = listed(each.name for each in experiment.attacks if each.role == "attack" and not each.adaptive)
+    defenses = listed(defense_words(each.name, each.settings) for each in experiment.defenses)
     return (
         f"{kind_of(config.model.source) or 'own model'}, weights: {config.model.init}, {config.model.mode} mode; "
         f"{_local_words(experiment.attacked, experiment.federation)}; attacked rounds: {rounds}; by {attacks} on "
-        f"{listed(each.name for each in experiment.defenses)}; victims: {_victims(experiment.settings)}"
+        f"{defenses}; victims: {_victims(experiment.settings)}"
     )
 
 

@@ -7,12 +7,14 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import zip_longest
+from pathlib import Path
 
 import tomli_w
 
 from leaktight.config.catalogue import CATALOGUE
 from leaktight.config.fields import FAMILIES, known_fields, words
 from leaktight.config.names import ENTRIES
+from leaktight.config.recipes import PREFIX, about, config_file
 from leaktight.config.toml import plain
 from leaktight.core.errors import UsageError, suggestion
 
@@ -62,6 +64,12 @@ def details(family: str, name: str) -> Details:
         Setting(key, _kind(types.get(key, {})), _shown(value), meanings.get(key, "")) for key, value in defaults.items()
     )
     return Details(name, description, settings, _notes(method, own), _example(family, name, defaults))
+
+
+def recipe_details(name: str) -> Details:
+    """What `leaktight list recipes NAME` shows: what the recipe is, its file, and its whole config."""
+    file = config_file(Path(f"{PREFIX}{name}"))
+    return Details(name, about(file), (), {"File": str(file)}, file.read_text(encoding="utf-8"))
 
 
 def _kind(field: Mapping[str, object]) -> str:

@@ -20,6 +20,8 @@ from typing import Any
 from leaktight.config.names import ENTRIES
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.own import is_own
+from leaktight.core.scope import not_supported
+from leaktight.core.text import as_written
 
 FAMILIES = {
     "data": "datasets",
@@ -42,6 +44,10 @@ ALSO = {
     "audit": ("local",),
 }
 """Keys of a table beside the settings of its method or class."""
+
+_WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".safetensors", ".onnx", ".npz", ".h5", ".keras")
+_TASKS = ("task", "loss", "criterion", "loss_function", "loss_fn")
+"""What a user may look for to set the task of a model."""
 
 Field = Mapping[str, Any]
 """What a setting may be: a fragment of JSON schema, or {"family": ...} for a method or a list of methods."""
@@ -84,6 +90,11 @@ def require_kind(family: str, settings: Mapping[str, object], where: str, table:
     if not isinstance(kind, str):
         raise ConfigError(f"{where}: [{table}] needs kind; {suggestion('', ENTRIES[family])}")
     if kind not in ENTRIES[family] and not is_own(kind):
+        if family == "models" and kind.lower().endswith(_WEIGHTS):
+            raise ConfigError(
+                f"{where}: [{table}] expected a network by its name or as module:function, got the file {kind!r}; name "
+                "the network, and give the file as model.init (inspect: as --before)"
+            )
         raise ConfigError(f"{where}: [{table}] unknown kind {kind!r}; {suggestion(kind, ENTRIES[family])}")
     return kind
 
@@ -93,6 +104,11 @@ def require_keys(
 ) -> None:
     """Raise ConfigError unless all keys of a table are among `names`. also: keys to suggest, read elsewhere."""
     for key in settings:
+        if key not in names and key in _TASKS:
+            raise ConfigError(
+                f"{where}: [{table}] {not_supported(f'another {key}')}; the loss is the cross-entropy (words: CTC), so "
+                f"leave {key} out"
+            )
         if key not in names:
             raise ConfigError(f"{where}: [{table}] unknown key {key!r}; {suggestion(key, {*names, *also})}")
 
@@ -107,7 +123,7 @@ def _check_fields(
             for each in value if isinstance(value, list) else [value]:
                 _check_method(field["family"], each, where, f"{table}.{key}")
         elif not _accepts(field, value):
-            raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {value!r}")
+            raise ConfigError(f"{where}: {table}.{key}: expected {words(field)}, got {as_written(value)}")
         elif f"{table}.{key}" in NAMES and isinstance(value, str | list):
             listed = [value] if isinstance(value, str) else value
             require_names(NAMES[f"{table}.{key}"], listed, f"{where}: {table}.{key}")
@@ -186,7 +202,8 @@ def words(field: Field) -> str:
     if "anyOf" in field:
         return " or ".join(words(each) for each in field["anyOf"] if each.get("type") != "null")
     if "enum" in field:
-        return " or ".join(repr(each) for each in field["enum"])
+        first, last = map(as_written, field["enum"][:-1]), as_written(field["enum"][-1])
+        return " or ".join(filter(None, (", ".join(first), last)))
     if "enum" in field.get("items", {}):
         return f"a list of {words(field['items'])}"
     named = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false"}

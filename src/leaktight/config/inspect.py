@@ -3,66 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
-from torch import Tensor, nn
 
 from leaktight.adaptive.auto import Auto
+from leaktight.adaptive.knowing import Case
+from leaktight.adaptive.table import unable
 from leaktight.attacks.controls import MeanImage, PriorOnly
-from leaktight.audits.plan import AttackEntry, named
-from leaktight.config.audit import CONTROLS, is_small
-from leaktight.config.catalogue import ATTACKS
+from leaktight.audits.plan import AttackEntry, Entry, named
+from leaktight.config.audit import CONTROLS, adapted, is_small, must_read
+from leaktight.config.capture import CaptureRequest, facts_of, record_of
+from leaktight.config.catalogue import ATTACKS, DATASETS, DEFENSES
+from leaktight.config.names import ENTRIES
 from leaktight.config.settings import model_source
-from leaktight.config.tables import Table, as_list, overridden
-from leaktight.config.toml import build, checked, choose_all, kind_of, settings_of, table_of
+from leaktight.config.tables import as_list, overridden
+from leaktight.config.toml import build, checked, choose, choose_all, kind_of, settings_of
+from leaktight.core.devices import chosen_device
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.inputs import Images
-from leaktight.core.tensors import digest
-from leaktight.core.text import printable
+from leaktight.core.protocols import Defense
+from leaktight.core.scope import checked_shape
+from leaktight.core.text import as_written, printable
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Mode
 from leaktight.data.dataset import data_root
+from leaktight.defenses.stack import Stack
 from leaktight.inspections.captured import Captured, CaptureSettings, ChangeKind, count_examples, load_capture
-from leaktight.inspections.checks import looks_of
-from leaktight.inspections.files import TensorFile, Tensors, TrueExamples, read_truth, tensor_file
+from leaktight.inspections.files import Tensors, TrueExamples, read_decoys, read_truth, tensor_file
 from leaktight.inspections.inspection import Inspection
 from leaktight.models.surgery import has_batch_norm
-from leaktight.report.words import counted
 
-WHERE = "leaktight inspect"
-TABLES = ("seed", "model", "local", "attack")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptureRequest:
-    """What a user states about a captured update; None for what is not stated.
-
-    model: a network or a kind. before: the model that the client received. Other fields: see `api.inspect.Capture`.
-    """
-
-    model: str | nn.Module
-    before: Tensors
-    shape: Sequence[int]
-    after: Tensors | None = None
-    update: Tensors | None = None
-    kind: Literal["delta", "gradient"] | None = None
-    classes: int | None = None
-    mean: Sequence[float] = ()
-    std: Sequence[float] = ()
-    mode: Mode | None = None
-    batch_size: int | None = None
-    labels: Sequence[int] | None = None
-    local: LocalTraining | Table = field(default_factory=dict)
-    attacks: object = ()
-    truth: Tensor | Path | str | None = None
-    settings: Sequence[str] = ()
-
-    @property
-    def model_name(self) -> str:
-        return self.model if isinstance(self.model, str) else type(self.model).__name__
+WHERE = "inspect"
+TABLES = ("seed", "device", "model", "local", "attack", "defense")
 
 
 @dataclass(frozen=True)
@@ -78,9 +52,10 @@ def prepare(request: CaptureRequest) -> Prepared:
     """Read and check all files and settings of the request; no attack runs yet."""
     kind = _kind(request)
     tables = _tables(request)
-    inputs = Images(*request.shape)
+    inputs = Images(*checked_shape(request.shape))
     truth = None if request.truth is None else read_truth(request.truth, inputs)
     count = count_examples(request.batch_size, request.labels, truth)
+    number = 1 if count is None else count
     source = model_source(tables["model"], WHERE)
     try:
         settings = CaptureSettings(
@@ -90,31 +65,38 @@ def prepare(request: CaptureRequest) -> Prepared:
             mean=tuple(request.mean),
             std=tuple(request.std),
             mode=request.mode or "train",
-            num_examples=count or 1,
+            num_examples=number,
             labels=None if request.labels is None else tuple(request.labels),
-            local=_local(tables["local"], count or 1, kind),
+            local=_local(tables["local"], number, kind),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
     before, change = tensor_file(request.before, "before"), tensor_file(_change(request), kind)
-    captured = load_capture(settings, before, change, kind)
+    defense = _defense(tables)
+    captured = load_capture(settings, before, change, kind, None if defense is None else defense.value)
     _check_truth_labels(truth, captured)
+    attacks = _entries(tables, captured, controls=truth is not None)
+    knowing, helpless = _knowing(attacks, captured, defense)
     inspection = Inspection(
         captured=captured,
-        attacks=_entries(tables, captured, controls=truth is not None),
+        attacks=[*attacks, *knowing],
         truth=truth,
+        decoys=_decoys(request, inputs),
+        defense=defense,
+        helpless=helpless,
         assumed=_assumed(request, count, captured),
         source=change.path.name,
         seed=checked(int, tables["seed"], WHERE, "seed"),
         data_root=data_root(None),
+        device=chosen_device(checked(str, tables["device"], WHERE, "device")),
     )
-    record = tomli_w.dumps(_record(request, inspection, before, change, kind))
-    return Prepared(inspection, record, _facts(request, inspection, before, change, kind))
+    record = tomli_w.dumps(record_of(request, inspection, before, change, kind))
+    return Prepared(inspection, record, facts_of(request, inspection, before, change, kind))
 
 
 def _kind(request: CaptureRequest) -> ChangeKind:
     if (request.after is None) == (request.update is None):
-        got = "both" if request.after else "neither"
+        got = "both" if request.after is not None else "neither"
         raise UsageError(f"expected either --after, the model after training, or --update, its change; got {got}")
     if request.update is None:
         if request.kind is not None:
@@ -126,13 +108,16 @@ def _kind(request: CaptureRequest) -> ChangeKind:
 
 
 def _change(request: CaptureRequest) -> Tensors:
-    return request.after if request.after is not None else request.update or {}
+    change = request.update if request.after is None else request.after
+    return {} if change is None else change
 
 
 def _tables(request: CaptureRequest) -> dict[str, object]:
     model = {"kind": request.model} if isinstance(request.model, str) else request.model
-    base = {"seed": 0, "model": model, "local": request.local}
-    tables = overridden(base, request.settings, {"attack": as_list(request.attacks)})
+    base = {"seed": 0, "device": request.device, "model": model, "local": request.local}
+    tables = overridden(
+        base, request.settings, {"attack": as_list(request.attacks), "defense": as_list(request.defenses)}
+    )
     for name in tables:
         if name not in TABLES:
             raise ConfigError(f"{WHERE}: unknown table {name!r}; {suggestion(name, TABLES)}")
@@ -146,7 +131,7 @@ def _local(table: object, count: int, kind: ChangeKind) -> LocalTraining | None:
     if not table:
         return None
     if not isinstance(table, Mapping):
-        raise UsageError(f"expected local training as a table, got {table!r}")
+        raise UsageError(f"expected local training as a table, got {as_written(table)}")
     if kind == "gradient":
         raise UsageError("a gradient of one batch has no local training; leave --local out, or use --kind delta")
     if "learning_rate" not in table:
@@ -161,6 +146,51 @@ def _check_truth_labels(truth: TrueExamples | None, captured: Captured) -> None:
         raise UsageError(
             f"expected true labels from 0 to {captured.seen.num_classes - 1}, got {got}; correct the labels of --truth"
         )
+
+
+def _decoys(request: CaptureRequest, inputs: Images) -> TrueExamples | None:
+    """The decoys of a file or folder, or the training images of a data set of the catalogue."""
+    if request.decoys is None:
+        return None
+    if request.truth is None:
+        raise UsageError("decoys are compared with the true images; give --truth, too, or leave --decoys out")
+    if (
+        not isinstance(request.decoys, str)
+        or request.decoys not in ENTRIES["datasets"]
+        or Path(request.decoys).exists()
+    ):
+        return read_decoys(request.decoys, inputs)
+    train = choose(DATASETS, request.decoys, WHERE, "data").load(data_root(None)).train
+    if train.example != inputs:
+        raise UsageError(f"expected decoys of {inputs} as in --shape, got {train.example} in {request.decoys}")
+    return TrueExamples(train.batch().inputs, train.targets)
+
+
+def _defense(tables: Mapping[str, Any]) -> Entry[Defense] | None:
+    """What the client is known to have done to the update; None if nothing is stated. Several are stacked."""
+    parts = choose_all(DEFENSES, tables["defense"], WHERE, "defense") if "defense" in tables else ()
+    if not parts:
+        return None
+    defense = parts[0] if len(parts) == 1 else Stack(parts=parts)
+    return Entry(" + ".join(kind_of(part) or type(part).__name__ for part in parts), settings_of(defense), defense)
+
+
+def _knowing(
+    entries: Sequence[AttackEntry], captured: Captured, defense: Entry[Defense] | None
+) -> tuple[list[AttackEntry], str | None]:
+    """The attacks adapted to the defense, and why there are none."""
+    if defense is None:
+        return [], None
+    settings = captured.settings
+    case = Case(
+        model=captured.seen.model,
+        num_examples=settings.num_examples,
+        num_steps=captured.num_steps or 1,
+        mode=settings.mode,
+    )
+    reason = unable(defense.value, case)
+    knowing = adapted([entry for entry in entries if entry.role == "attack"], defense) if reason is None else []
+    return knowing, reason or (None if knowing else "none of these attacks can be adapted to it")
 
 
 def _assumed(request: CaptureRequest, count: int | None, captured: Captured) -> list[str]:
@@ -180,80 +210,16 @@ def _entries(tables: Mapping[str, Any], captured: Captured, *, controls: bool) -
     if all(isinstance(each, CONTROLS) for each in attacks):
         attacks = [Auto().fitted(captured.seen), *attacks]
     if controls and not any(isinstance(each, CONTROLS) for each in attacks):
-        attacks += [PriorOnly(iterations=200).fitted(captured.seen), MeanImage()]
+        attacks += [PriorOnly().fitted(captured.seen), MeanImage()]
     attacks = [each.pinned(onednn=not is_small(captured.bare)) for each in attacks]
     names = named([kind_of(each) or type(each).__name__ for each in attacks], [settings_of(each) for each in attacks])
     return [
-        AttackEntry(name, settings_of(each), each, "control" if isinstance(each, CONTROLS) else "attack")
+        AttackEntry(
+            name,
+            settings_of(each),
+            each,
+            "control" if isinstance(each, CONTROLS) else "attack",
+            reads_labels=captured.seen.labels is None and must_read(each),
+        )
         for name, each in zip(names, attacks, strict=True)
     ]
-
-
-def _record(
-    request: CaptureRequest, inspection: Inspection, before: TensorFile, change: TensorFile, kind: ChangeKind
-) -> dict[str, Any]:
-    """All that the results depend on; a run is resumed only if this is the same."""
-    settings = inspection.captured.settings
-    truth = inspection.truth
-    asked = {
-        "before": str(before.path),
-        "before_sha256": before.digest,
-        "change": str(change.path),
-        "change_sha256": change.digest,
-        "change_is": kind,
-        "shape": list(settings.inputs.shape),
-        "classes": inspection.captured.seen.num_classes,
-        "mean": list(settings.mean),
-        "std": list(settings.std),
-        "mode": settings.mode,
-        "batch_size": settings.num_examples,
-        **({} if settings.labels is None else {"labels": list(settings.labels)}),
-        **({} if truth is None else {"truth": _place(request.truth), "truth_digest": digest({"images": truth.images})}),
-    }
-    return {
-        "seed": inspection.seed,
-        "inspect": asked,
-        "model": table_of(settings.model),
-        **({} if settings.local is None else {"local": table_of(settings.local)}),
-        "attack": [table_of(entry.value) for entry in inspection.attacks],
-    }
-
-
-def _facts(
-    request: CaptureRequest, inspection: Inspection, before: TensorFile, change: TensorFile, kind: ChangeKind
-) -> dict[str, Any]:
-    captured, settings = inspection.captured, inspection.captured.settings
-    seen = captured.seen
-    looks = looks_of(seen.update.tensors)
-    files = f"{change.path.name} minus {before.path.name}" if kind == "after" else f"{kind} {change.path.name}"
-    parameters = sum(tensor.numel() for tensor in seen.broadcast.params.values())
-    inputs = f"inputs normalised by {settings.mean} and {settings.std}" if settings.mean else "inputs in [0, 1]"
-    options = [f"{key} {value}" for key, value in settings_of(settings.model).items() if value not in ([], "")]
-    own = f" ({', '.join(options)})" if options else ""
-    types = ", ".join(str(each).removeprefix("torch.") for each in captured.stored)
-    return {
-        "data": f"{files}: {counted(settings.num_examples, 'example')} of "
-        f"{' x '.join(map(str, settings.inputs.shape))}, {seen.num_classes} classes",
-        "model": f"{request.model_name}{own}, {parameters} parameters, {settings.mode} mode, {inputs}",
-        "update": f"norm {looks.norm:.4g}, {100 * looks.zeros:.1f} % exact zeros, {types}, "
-        f"{len(seen.update.tensors)} of {len(seen.broadcast.params)} tensors",
-        "local": _local_words(captured),
-        "labels": "given" if settings.labels is not None else "not given",
-        "truth": "not given" if request.truth is None else _place(request.truth),
-    }
-
-
-def _place(truth: Tensor | Path | str | None) -> str:
-    return "given" if isinstance(truth, Tensor) else str(truth)
-
-
-def _local_words(captured: Captured) -> str:
-    local = captured.seen.local_training
-    if captured.seen.update.kind == "gradient":
-        return "none: the gradient of one batch"
-    if local is None:
-        return "unknown; treated as one step on one batch"
-    return (
-        f"{counted(local.num_steps(captured.settings.num_examples), 'step')} of {local.optimizer} on "
-        f"{local.batch_size} at learning rate {local.learning_rate:g}"
-    )

@@ -20,9 +20,12 @@ def recipes() -> dict[str, Path]:
 
 def about(file: Path) -> str:
     """What a recipe is: the first sentence of its comment."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    length = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return _SENTENCE.split(" ".join(line.lstrip("# ") for line in lines[:length]))[0]
+    found = ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if found.endswith(".") or not line.startswith("#"):
+            break
+        found = f"{found} {line.lstrip('# ')}".strip()
+    return _SENTENCE.split(found)[0]
 
 
 def config_file(path: Path) -> Path:

@@ -6,6 +6,8 @@ import secrets
 from dataclasses import replace
 
 from leaktight.config.settings import Config
+from leaktight.core.devices import chosen_device
+from leaktight.core.errors import DataError
 from leaktight.core.keys import KEY_BYTES
 from leaktight.core.rng import Rng
 from leaktight.data.dataset import Dataset, data_root
@@ -18,6 +20,11 @@ from leaktight.models.source import check_fits
 def load_data(config: Config) -> tuple[Dataset, Partition]:
     """The data set and its partition among clients."""
     dataset = config.data.load(data_root(config.data_root))
+    if dataset.task.one_class and len(dataset.train.targets.unique()) < 2:
+        raise DataError(
+            f"{dataset.name}: expected training examples of 2 or more classes, got one class; a classifier learns "
+            "nothing from it"
+        )
     return dataset, config.partition.split(dataset, rng=Rng(config.seed).child("partition"))
 
 
@@ -27,7 +34,7 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
     model = build_model(
         config.model.source, dataset.inputs, dataset.num_classes, init=config.model.init, rng=rng.child("model")
     )
-    check_fits(model, dataset.inputs, dataset.num_classes, dataset.task)
+    check_fits(model, dataset.inputs, dataset.num_classes, dataset.task, mode=config.model.mode)
     return assemble(
         dataset,
         partition,
@@ -39,6 +46,7 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
         mode=config.model.mode,
         guard=config.guard,
         consent=config.consent,
+        device=chosen_device(config.device),
         rng=rng.child("federation"),
     )
 

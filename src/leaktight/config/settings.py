@@ -23,6 +23,7 @@ from leaktight.core.keys import parse_key
 from leaktight.core.own import is_own
 from leaktight.core.protocols import Aggregator, Attack, Defense
 from leaktight.core.reading import read_limited
+from leaktight.core.text import as_written
 from leaktight.core.threat import ThreatModel
 from leaktight.core.threat_presets import PRESETS
 from leaktight.core.training import LocalTraining
@@ -57,6 +58,7 @@ class Config:
     consent: conditions of clients beyond the plan, `[consent]`. key: the secret key of an experiment to replay,
     `secret_seed`; None for a random one. It is not part of the TOML record; only the run's folder has it.
     production: the configuration of an audit's production track, `[production]`.
+    device: where models, attacks and metrics run: "auto", "cpu", "cuda", "cuda:1" or "mps".
     """
 
     seed: int
@@ -76,6 +78,7 @@ class Config:
     consent: Consent = Consent()
     key: bytes | None = field(default=None, repr=False)
     production: Config | None = None
+    device: str = "cpu"
 
     @property
     def defense(self) -> Defense:
@@ -85,7 +88,8 @@ class Config:
     def to_toml(self) -> str:
         """The configuration as TOML, defaults included; loading it gives the same configuration."""
         production = {"production": self.production.tables()} if self.production else {}
-        return tomli_w.dumps({"seed": self.seed, **self.tables(), **production})
+        device = {} if self.device == "cpu" else {"device": self.device}
+        return tomli_w.dumps({"seed": self.seed, **device, **self.tables(), **production})
 
     def tables(self) -> dict[str, object]:
         """The tables of the configuration as plain values, without those of the production track."""
@@ -165,6 +169,7 @@ def _resolve(tables: Table, where: str) -> Config:
         guard=made(BroadcastGuard, tables["guard"], where, "guard") if "guard" in tables else None,
         consent=made(Consent, tables.get("consent", {}), where, "consent"),
         key=_key(tables["secret_seed"], where) if "secret_seed" in tables else None,
+        device=checked(str, tables.get("device", "cpu"), where, "device"),
     )
 
 
@@ -213,7 +218,7 @@ def _attacked(local: object, changes: object, where: str) -> LocalTraining:
     if isinstance(changes, LocalTraining):
         return changes
     if not isinstance(changes, Mapping):
-        raise ConfigError(f"{where}: expected a table [audit.local], got {changes!r}")
+        raise ConfigError(f"{where}: expected a table [audit.local], got {as_written(changes)}")
     base = local if isinstance(local, Mapping) else table_of(local)
     return build(LocalTraining, {**base, **changes}, where, "audit.local")
 

@@ -1,7 +1,8 @@
 """The tables of a configuration as plain values: reading, merging, overriding. Imports nothing slow.
 
 Missing settings come from the built-in scenario. A table with another `kind` than the scenario's has that kind's own
-defaults; so has `[threat]` with another `preset`. `[defense]` and `[attack]` may also be lists of tables.
+defaults; so has `[threat]` with another `preset`. The scenario's settings of attacks hold for its own data and network
+only. `[defense]` and `[attack]` may also be lists of tables.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from leaktight.config.fields import check_tables
 from leaktight.config.recipes import config_file
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
-from leaktight.core.text import printable
+from leaktight.core.text import as_written, printable
 
 Table: TypeAlias = Mapping[str, object]
 """Settings by name: plain values, tables, lists of them, or objects of a Python caller."""
@@ -43,7 +44,7 @@ per_round = 10
 """
 """The built-in scenario. Its data are part of the package."""
 
-OWN_SCENARIO = """
+AUDIT_SCENARIO = """
 [partition]
 kind = "iid"
 clients = 20
@@ -74,32 +75,29 @@ schedule = {kind = "constant"}
 rounds = 13
 [production.defense]
 kind = "none"
+[[attack]]
+kind = "auto"
+budget = "quick"
 [production.attack]
 kind = "agic"
 iterations = 240
 learning_rate = 0.1
 onednn = true
 """
-"""The scenario of an audit of a caller's own model or data: one example, one step, labels known, weights that leak.
+"""The scenario of an audit without a config: one example, one step, labels known, weights that leak.
 
 No real update is easier to attack, so this is an upper bound. Its production track attacks several epochs of ordinary
-training after a few rounds.
+training after a few rounds. The settings of its attacks are for the built-in data and network; see `FITTED`.
 """
 
-AUDIT_SCENARIO = (
-    OWN_SCENARIO
-    + """
-[[attack]]
-kind = "auto"
-budget = "quick"
-"""
-)
-"""The scenario of an audit without a config, with attacks that are fast on the built-in data and network."""
+FITTED = ("data", "model", "attack")
+"""The tables that the settings of the built-in attacks are made for: whoever names one has attacks at their own
+strength, in both tracks."""
 
 LISTS = ("defense", "attack")
 """Tables that may be lists of tables."""
 
-VALUES = ("seed", "secret_seed")
+VALUES = ("seed", "secret_seed", "device")
 """Settings outside of tables."""
 
 TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard", "consent", "audit")
@@ -124,9 +122,9 @@ def read_tables(
 ) -> tuple[Table, str]:
     """The tables of a config, and its name in errors.
 
-    path: a TOML file; None for the built-in scenario with `scenario` on top. given: tables and objects of a Python
-    caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the config has keeps
-    its settings. overrides: "table.key=value", applied last.
+    path: a TOML file or `recipe:NAME`; None for the built-in scenario with `scenario` on top. given: tables and objects
+    of a Python caller, on top of that. named: by table, kinds or objects instead of the config's; a kind that the
+    config has keeps its settings. overrides: "table.key=value", applied last.
     """
     where = str(path) if path else "built-in scenario"
     tables = merged(tomllib.loads(SCENARIO), _read(path) if path is not None else tomllib.loads(scenario))
@@ -155,7 +153,7 @@ def production_tables(tables: Table, where: str) -> Table | None:
         return None
     known = (*TABLES, *LISTS)
     if not isinstance(own, Mapping):
-        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {own!r}")
+        raise ConfigError(f"{where}: expected a table [{PRODUCTION}], got {as_written(own)}")
     for name in own:
         if name not in known:
             raise ConfigError(f"{where}: [{PRODUCTION}] unknown table {name!r}; {suggestion(str(name), known)}")
@@ -171,15 +169,17 @@ def _check(tables: Table, known: Sequence[str], where: str) -> None:
         if name not in known:
             raise ConfigError(f"{where}: unknown table {name!r}; {suggestion(name, known)}")
         if name in TABLES and isinstance(tables[name], str | int | float | list):
-            raise ConfigError(f"{where}: expected a table [{name}], got {tables[name]!r}")
+            raise ConfigError(f"{where}: expected a table [{name}], got {as_written(tables[name])}")
     check_tables(tables, where)
 
 
 def _yielding(tables: Table, said: Sequence[Table], named: Mapping[str, Sequence[object]]) -> dict[str, object]:
-    """The built-in tables without what their production track would contradict the caller in.
+    """The built-in tables without what would contradict the caller: settings of attacks, and of the production track.
 
     said: tables of the caller, which hold for both tracks. Whoever names attacks wants these alone.
     """
+    if named.get("attack") or any(_fits_another(each) for each in said):
+        tables = _at_own_strength(tables)
     production = tables.get(PRODUCTION)
     if not isinstance(production, Mapping):
         return dict(tables)
@@ -191,6 +191,27 @@ def _yielding(tables: Table, said: Sequence[Table], named: Mapping[str, Sequence
         if isinstance(value, Mapping) and isinstance(before, Mapping) and "kind" not in value:
             kept[name] = {key: item for key, item in before.items() if key not in value}
     return {**tables, PRODUCTION: kept}
+
+
+def _fits_another(said: Table) -> bool:
+    """Whether the tables of a caller name data, a network or an attack, in either track. Where data lie names none."""
+    data, inner = said.get("data"), said.get(PRODUCTION)
+    named = said.keys() & set(FITTED)
+    if isinstance(data, Mapping) and data.keys() == {"root"}:
+        named -= {"data"}
+    return bool(named) or (isinstance(inner, Mapping) and _fits_another(inner))
+
+
+def _at_own_strength(tables: Table) -> dict[str, object]:
+    """The built-in tables with attacks of the same kinds without settings, in both tracks."""
+    result = dict(tables)
+    if isinstance(attacks := tables.get("attack"), list):
+        result["attack"] = [{"kind": each["kind"]} for each in attacks]
+    elif isinstance(attacks, Mapping):
+        result["attack"] = {"kind": attacks["kind"]}
+    if isinstance(production := tables.get(PRODUCTION), Mapping):
+        result[PRODUCTION] = _at_own_strength(production)
+    return result
 
 
 def _replaces(value: object) -> bool:
@@ -236,6 +257,11 @@ def as_list(value: object) -> list[object]:
 
 
 def _read(path: Path) -> Table:
+    if path.is_dir():
+        raise ConfigError(
+            f"expected a config in TOML, got the folder {path}; for images in it: --set data.kind=image_folder "
+            f"--set data.path={path}"
+        )
     tables = read_toml(config_file(path), ConfigError)
     return {name: value for name, value in tables.items() if name != RECIPE}
 

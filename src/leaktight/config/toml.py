@@ -29,6 +29,7 @@ from leaktight.config.fields import require_keys, require_kind
 from leaktight.config.tables import as_list
 from leaktight.core.errors import ConfigError
 from leaktight.core.own import is_own, load_own
+from leaktight.core.text import as_written
 from leaktight.fl.aggregators import Linear
 
 T = TypeVar("T")
@@ -40,6 +41,15 @@ _FAMILIES: Mapping[object, Family[object]] = {
     },
 }
 """The family of the catalogue for a setting that is itself a method, by its declared type."""
+
+_PLAIN = {
+    "input should be": "expected",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+}
+"""Words of pydantic, and ours."""
 
 
 @runtime_checkable
@@ -58,7 +68,7 @@ def choose(family: Family[T], value: object, where: str, table: str, also: Seque
     if isinstance(value, family.base):
         return cast("T", value)
     if not isinstance(value, str | Mapping):
-        raise ConfigError(f"{where}: expected a table [{table}] with a kind, got {value!r}")
+        raise ConfigError(f"{where}: expected a table [{table}] with a kind, got {as_written(value)}")
     settings = {"kind": value} if isinstance(value, str) else dict(value)
     kind = require_kind(family.kind, settings, where, table)
     del settings["kind"]
@@ -122,7 +132,7 @@ def _value(hint: object, key: str, value: object, where: str, table: str) -> obj
     if not several:
         return choose(family, value, where, f"{table}.{key}")
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: {table}.{key}: expected a list of tables, got {value!r}")
+        raise ConfigError(f"{where}: {table}.{key}: expected a list of tables, got {as_written(value)}")
     return tuple(choose(family, item, where, f"{table}.{key}") for item in value)
 
 
@@ -141,7 +151,7 @@ def made(cls: type[T], value: object, where: str, table: str, also: Sequence[str
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a table [{table}], got {value!r}")
+        raise ConfigError(f"{where}: expected a table [{table}], got {as_written(value)}")
     return build(cls, value, where, table, also)
 
 
@@ -154,8 +164,10 @@ def checked(hint: Any, value: object, where: str, name: str) -> object:
     try:
         return pydantic.TypeAdapter(hint).validate_python(value)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{where}: {name}: {first['msg'].lower()}, got {value!r}") from error
+        wanted = error.errors()[0]["msg"].partition(", unable")[0].lower()
+        for theirs, ours in _PLAIN.items():
+            wanted = wanted.replace(theirs, ours)
+        raise ConfigError(f"{where}: {name}: {wanted}, got {as_written(value)}") from error
 
 
 def kind_of(value: object) -> str | None:

@@ -58,6 +58,10 @@ class ModelError(UsageError):
     """A model that cannot be built or does not fit the data."""
 
 
+class OutOfScopeError(ModelError):
+    """A model of a task or for inputs that are not supported yet."""
+
+
 class NotDisclosedError(LeaktightError):
     """An attack needs a fact that the threat model does not disclose."""
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError, InputsError, UsageError
+from leaktight.core.scope import checked_shape, outside_inputs
+from leaktight.core.text import described, sides
 
-CHANNELS = (1, 3)
-"""Grey and colour."""
 GREY = 0.5
 
 
@@ -82,8 +82,7 @@ class Images(Inputs):
     width: int
 
     def __post_init__(self) -> None:
-        if self.channels not in CHANNELS or min(self.shape) < 1:
-            raise InputsError(f"expected images C,H,W with 1 or 3 channels first, got {','.join(map(str, self.shape))}")
+        checked_shape(self.shape)
 
     def __str__(self) -> str:
         return f"{self.channels}x{self.height}x{self.width}"
@@ -95,7 +94,11 @@ class Images(Inputs):
     @classmethod
     def of(cls, stored: Tensor) -> Self:
         if stored.dtype != torch.uint8 or stored.ndim != 4:
-            raise DataError(f"expected images (N, C, H, W) of bytes, got {tuple(stored.shape)} of {stored.dtype}")
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise DataError(
+                outside_inputs(stored.shape, number_kind(stored))
+                or f"expected images (N, C, H, W) of bytes, got {sides(stored.shape)} of {kind}; convert them"
+            )
         return cls(*stored.shape[1:])
 
     def loaded(self, stored: Tensor) -> Tensor:
@@ -113,8 +116,7 @@ class Images(Inputs):
         """The same batch, if it is (N, C, H, W) of floats. Bytes are refused, because they are not in [0, 1]."""
         if images.ndim != 4 or not images.numel() or not images.is_floating_point():
             raise UsageError(
-                f"expected images (N, C, H, W) of floats in [0, 1], got {tuple(images.shape)} of {images.dtype}; "
-                "divide bytes by 255"
+                f"expected images (N, C, H, W) of floats in [0, 1], got {described(images)}; divide bytes by 255"
             )
         return images
 
@@ -124,6 +126,13 @@ class Images(Inputs):
         clean = images.detach().nan_to_num(0.0, 0.0, 0.0).clamp(0, 1)
         rows = (clean * 255).round().byte().permute(2, 0, 3, 1).flatten(1, 2).cpu()
         return rows[..., 0] if rows.shape[2] == 1 else rows
+
+
+def number_kind(tensor: Tensor) -> str:
+    """The kind of a tensor's numbers: "f" floats, "b" booleans, "u" bytes, "i" other integers."""
+    if tensor.is_floating_point():
+        return "f"
+    return {torch.bool: "b", torch.uint8: "u"}.get(tensor.dtype, "i")
 
 
 ONLY_IMAGES: frozenset[type[Inputs]] = frozenset({Images})

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leaktight.core.inputs import number_kind
 from leaktight.core.kernels import quick_kernels
+from leaktight.core.scope import outside_outputs, outside_targets
+from leaktight.core.text import sides
 
 _LOG_ZERO = -1e30  # finite, so that no gradient becomes NaN
 
@@ -48,6 +51,14 @@ class Task(ABC):
         """The shape that outputs of shape `got` should have; sizes that the task leaves open are those of `got`."""
         return got
 
+    def outside_outputs(self, shape: tuple[int, ...]) -> str | None:
+        """Why outputs of this shape are those of a task that is not supported, as an error; None if they may fit."""
+        return None
+
+    def outside_targets(self, targets: Tensor) -> str | None:
+        """Why these are the targets of a task that is not supported, as an error; None if they may fit."""
+        return None
+
     def join(self, targets: Sequence[Tensor]) -> Tensor:
         """The targets of several data sets as one."""
         return torch.cat([*targets])
@@ -75,9 +86,15 @@ class Classification(Task):
     def output_shape(self, got: tuple[int, ...], num_classes: int) -> tuple[int, ...]:
         return *got[:1], num_classes
 
+    def outside_outputs(self, shape: tuple[int, ...]) -> str | None:
+        return outside_outputs(shape)
+
+    def outside_targets(self, targets: Tensor) -> str | None:
+        return outside_targets(targets.shape, number_kind(targets), len(targets))
+
     def fault(self, targets: Tensor, num_classes: int) -> str | None:
         if targets.ndim != 1:
-            return f"labels of one class for each example, got {tuple(targets.shape)}"
+            return f"labels of one class for each example, got {sides(targets.shape)}"
         low, high = int(targets.min()), int(targets.max())
         return None if 0 <= low <= high < num_classes else f"labels in 0..{num_classes - 1}, got {low}..{high}"
 
@@ -97,7 +114,7 @@ class WordRecognition(Task):
         return self._by_kernel(outputs, targets) if quick_kernels() else self._step_by_step(outputs, targets)
 
     def _by_kernel(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        steps = torch.full((len(outputs),), outputs.shape[1])
+        steps = torch.full((len(outputs),), outputs.shape[1], device=outputs.device)
         lengths = (targets >= 0).sum(1)
         words = targets.clamp(min=0)
         return F.ctc_loss(

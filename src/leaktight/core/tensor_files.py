@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
+import re
 import struct
 import tokenize
 import warnings
@@ -32,6 +34,10 @@ MOST_TENSORS = 20_000
 _MOST_HEADER = 16 * 2**20
 _MOST_LISTING = 8 * 2**20
 _LEGACY_PICKLES = 5
+_SCRIPT = re.compile(r"[^/]*/(constants\.pkl|code/.*)")
+"""What only TorchScript puts into its archives."""
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+_SAVE = "save tensors alone: torch.save(model.state_dict(), path), or safetensors"
 _CHUNK = 2**20
 _DTYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8}
@@ -44,8 +50,12 @@ ERRORS = (
 """What libraries raise for damaged files; `pickle.UnpicklingError` is apart, because it may mean code."""
 
 
+class NotTensorsError(UsageError):
+    """A file of a model that is more than tensors."""
+
+
 def read_torch(path: Path) -> object:
-    """The content of a file of `torch.save`: tensors in plain containers.
+    """The content of a file of `torch.save`: tensors in plain containers; NotTensorsError for TorchScript.
 
     Raises pickle.UnpicklingError for anything else, and one of `ERRORS` for a damaged file.
     """
@@ -60,9 +70,18 @@ def read_torch(path: Path) -> object:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
+def refusal(path: Path, error: pickle.UnpicklingError) -> NotTensorsError:
+    """The error for a pickle that PyTorch refuses to load as tensors alone."""
+    found = _GLOBAL.search(str(error))
+    what = f"names {found.group(1)}" if found else "holds other objects than tensors"
+    return NotTensorsError(f"refused {path}: it is a pickle that {what}, and could run code when loaded; {_SAVE}")
+
+
 def _check_torch_zip(file: IO[bytes], path: Path) -> None:
     with open_zip(file, path, _MOST_LISTING, UsageError) as archive:
         _check_total(sum(info.file_size for info in archive.infolist()), file)
+        if any(_SCRIPT.fullmatch(info.filename) for info in archive.infolist()):
+            raise NotTensorsError(f"refused {path}: it is a TorchScript program, which runs code when loaded; {_SAVE}")
         for info in archive.infolist():
             if info.filename.endswith(".pkl"):
                 with archive.open(info) as content:

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import for_float64
 from leaktight.core.errors import LeaktightError
 from leaktight.core.types import Params, State
 
@@ -51,7 +52,7 @@ def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
 
     A float32 sum over millions of elements has a relative error of 2e-4.
     """
-    parts = [tensor.to(torch.float64).square().sum() for tensor in tensors]
+    parts = [for_float64(tensor).to(torch.float64).square().sum() for tensor in tensors]
     return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from leaktight.core.errors import require_above, require_at_least
+from leaktight.core.text import as_written
 
 
 @runtime_checkable
@@ -62,7 +63,7 @@ class Steps:
         if not self.gamma > 0:
             raise ValueError(f"expected gamma > 0, got {self.gamma}")
         if any(not 0 <= share <= 1 for share in self.milestones):
-            raise ValueError(f"expected milestones in [0, 1] (shares of all rounds), got {self.milestones}")
+            raise ValueError(f"expected milestones in [0, 1] (shares of all rounds), got {as_written(self.milestones)}")
 
     def factor(self, round_index: int, num_rounds: int) -> float:
         passed = sum(round_index >= share * num_rounds for share in self.milestones)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from leaktight.core.errors import LeaktightError, require_above, require_at_least
 from leaktight.core.rng import Rng
+from leaktight.core.text import sides
 from leaktight.core.types import State
 
 Values = NDArray[np.floating]
@@ -151,7 +152,7 @@ class Cipher(ABC):
     def check_noise(self, noise: Noise, count: int) -> None:
         """Raise unless this is noise (count,) within `noise_bound`."""
         if noise.shape != (count,):
-            raise CipherError(f"expected noise for {count} values, got noise of shape {noise.shape}")
+            raise CipherError(f"expected noise for {count} values, got noise of shape {sides(noise.shape)}")
         largest = largest_of(noise)
         if not largest <= self.noise_bound:
             raise QuantiserOverflowError(

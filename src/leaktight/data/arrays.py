@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.scope import outside_file, outside_targets
 from leaktight.core.tensor_files import ERRORS, Head
 from leaktight.core.tensor_files import read_npz as read_arrays
+from leaktight.core.text import sides
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import user_path
@@ -23,32 +25,43 @@ MOST_CLASSES = 100_000
 
 
 def read_npz(
-    path: Path, keys: Sequence[str], *, images: str = "", integers: Sequence[str] = ()
+    path: Path, keys: Sequence[str], *, images: str = "", labels: str = "", groups: str | None = None
 ) -> dict[str, np.ndarray]:
     """The named arrays of an .npz file. Arrays of objects are refused, because they are pickles.
 
-    images, integers: the keys of images and of an integer for each of them, whose kinds and shapes are checked before
-    the first array is read.
+    images, labels, groups: the keys of images, of their classes and of their groups, whose kinds and shapes are checked
+    before the first array is read.
     """
 
     def check(heads: Mapping[str, Head]) -> None:
         if images:
             check_images(heads[images].shape, heads[images].dtype, f"{path} [{images}]")
-        for key in integers:
-            _check_integers(heads[key], path, key, heads[images].shape[0])
+        count = heads[images].shape[0] if images else 0
+        if labels and (outside := outside_targets(heads[labels].shape, heads[labels].dtype.kind, count)):
+            raise DataError(f"{path}: {outside}")
+        for key in (*([labels] if labels else []), *([groups] if groups else [])):
+            _check_integers(heads[key], path, key, count)
 
+    if path.is_dir():
+        raise DataError(f"{path}: expected an .npz file, got a folder; for images in it set data.kind=image_folder")
+    if path.suffix.lower() == ".npy":
+        raise DataError(f"{path}: expected an .npz file, got one array; save np.savez(path, images=..., labels=...)")
     try:
         return read_arrays(path, keys, check=check, kinds="biufSU")
     except KeyError as error:
-        raise DataError(f"{path}: {error.args[0]}; name the keys in the settings") from None
+        raise DataError(
+            f"{path}: {error.args[0]}; name the arrays, such as data.images_key=x and data.labels_key=y"
+        ) from None
     except ERRORS as error:
+        if (outside := outside_file(path.name)) is not None:
+            raise DataError(f"{path}: {outside}") from None
         raise DataError(f"{path}: expected a readable .npz without objects, got {error}; save it again") from None
 
 
 def _check_integers(head: Head, path: Path, key: str, count: int) -> None:
     if head.dtype.kind not in "iu" or head.shape != (count,):
         raise DataError(
-            f"{path}: expected {key} to be {count} integers, one per image, got {head.dtype} of shape {head.shape}; "
+            f"{path}: expected {key} to be {count} integers, one per image, got {sides(head.shape)} of {head.dtype}; "
             "name the right array"
         )
 
@@ -86,7 +99,7 @@ class ArraySettings(SplitSettings):
     ) -> tuple[Examples, Tensor | None]:
         """The examples of a file and, if `group_key` is given, the group of each (N,)."""
         keys = [images_key, labels_key] + ([group_key] if group_key else [])
-        arrays = read_npz(path, keys, images=images_key, integers=keys[1:])
+        arrays = read_npz(path, keys, images=images_key, labels=labels_key, groups=group_key)
         images = from_array(arrays[images_key], f"{path} [{images_key}]")
         images = resize_images(convert_channels(images, self.channels), self.size)
         targets = _integers(arrays[labels_key], path, labels_key) - first_label

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,15 +17,23 @@ from torch import Tensor
 from leaktight.core.errors import DataError
 from leaktight.core.pickles import check_pickles
 from leaktight.core.reading import MOST_TEXT, read_limited
-from leaktight.core.text import printable
+from leaktight.core.text import described, printable
 from leaktight.core.types import Examples
 from leaktight.data.arrays import read_npz
 from leaktight.data.dataset import Dataset
-from leaktight.data.files import MAX_MEMBER_BYTES, first_existing, missing
+from leaktight.data.files import MAX_MEMBER_BYTES, MissingDataError, first_existing, incomplete, missing
 from leaktight.data.images import from_array
 from leaktight.data.settings import Part, PartSettings
 
 _PIXELS = 3 * 32 * 32
+_CIFAR10_FILES: Mapping[Part, Sequence[str]] = {
+    "train": [f"data_batch_{number}" for number in range(1, 6)],
+    "test": ["test_batch"],
+}
+_CIFAR100_FILES = {
+    "cifar-100-python": ("train", "test", "meta"),
+    "cifar-100-binary": ("train.bin", "test.bin", "fine_label_names.txt"),
+}
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _COARSE_CLASSES = (
     *("aquatic_mammals", "fish", "flowers", "food_containers", "fruit_and_vegetables"),
@@ -101,8 +109,8 @@ def _from_pickle(path: Path, labels_key: str) -> Examples:
     if not isinstance(labels, list):
         raise DataError(f"{path}: expected a list of labels, got {type(labels).__name__}; fetch it again")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), _PIXELS):
-        got = f"{data.shape} of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise DataError(f"{path}: expected data ({len(labels)}, {_PIXELS}) of bytes, one row per label, got {got}")
+        got = described(data) if isinstance(data, np.ndarray) else type(data).__name__
+        raise DataError(f"{path}: expected data {len(labels)} x {_PIXELS} of bytes, one row per label, got {got}")
     if not all(isinstance(label, int) and 0 <= label < 100 for label in labels):
         raise DataError(f"{path}: expected labels from 0 to 99, got others; fetch it again")
     return Examples(torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64))
@@ -126,23 +134,45 @@ def _joined(parts: Sequence[Examples]) -> Examples:
 class Cifar10(PartSettings):
     """CIFAR-10: 60 000 photographs of animals and vehicles, 32x32 colour, 10 classes.
 
-    Reads the training batches that are present; one of the five is enough.
+    Reads the training batches that are present; one of the five is enough, and the others are said to be missing.
     """
 
     def load(self, root: Path) -> Dataset:
-        return self.from_parts("cifar10", lambda part: self._read(root, part), _CIFAR10_CLASSES)
+        dataset = self.from_parts("cifar10", lambda part: self._read(root, part), _CIFAR10_CLASSES)
+        return replace(dataset, note=self._note(root))
 
     def _read(self, root: Path, part: Part) -> Examples:
-        stems = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}[part]
-        outer = [root / name for name in ("", "cifar10", "cifar-10")]
-        pickled = [folder / "cifar-10-batches-py" for folder in outer]
-        for folder in pickled:
-            if paths := [folder / stem for stem in stems if (folder / stem).exists()]:
+        names = _CIFAR10_FILES[part]
+        for folder in self._folders(root, "cifar-10-batches-py"):
+            if paths := [folder / name for name in names if (folder / name).exists()]:
                 return _joined([_from_pickle(path, "labels") for path in paths])
-        for folder in (place / "cifar-10-batches-bin" for place in outer):
-            if paths := [folder / f"{stem}.bin" for stem in stems if (folder / f"{stem}.bin").exists()]:
+        for folder in self._folders(root, "cifar-10-batches-bin"):
+            if paths := [folder / f"{name}.bin" for name in names if (folder / f"{name}.bin").exists()]:
                 return _joined([_from_binary(path, 1, 0) for path in paths])
-        raise missing("cifar10", [pickled[0], root / "cifar-10-batches-bin"], f"{stems[0]} or {stems[0]}.bin")
+        if (found := self._absent(root)) is not None:
+            raise incomplete("cifar10", found[0], found[1], sum(map(len, _CIFAR10_FILES.values())))
+        places = [root / "cifar-10-batches-py", root / "cifar-10-batches-bin"]
+        raise missing("cifar10", places, f"{names[0]} or {names[0]}.bin")
+
+    @staticmethod
+    def _folders(root: Path, name: str) -> list[Path]:
+        return [root / outer / name for outer in ("", "cifar10", "cifar-10")]
+
+    def _absent(self, root: Path) -> tuple[Path, list[str]] | None:
+        """The folder of the data set and the files that it lacks; None if there is no folder."""
+        for name, suffix in (("cifar-10-batches-py", ""), ("cifar-10-batches-bin", ".bin")):
+            for folder in self._folders(root, name):
+                if folder.is_dir():
+                    files = [f"{stem}{suffix}" for stems in _CIFAR10_FILES.values() for stem in stems]
+                    return folder, [file for file in files if not (folder / file).exists()]
+        return None
+
+    def _note(self, root: Path) -> str:
+        found = self._absent(root)
+        lacking = [name for name in found[1] if name.startswith("data_")] if found and self.part != "test" else []
+        if not lacking:
+            return ""
+        return f"{len(lacking)} of {len(_CIFAR10_FILES['train'])} training files are missing: {', '.join(lacking)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +203,15 @@ class Cifar100(PartSettings):
             arrays = read_npz(packed, ("images", self.labels))
             targets: Tensor = torch.from_numpy(arrays[self.labels].astype(np.int64))
             return Examples(from_array(arrays["images"], str(packed)), targets)
-        raise missing("cifar100", self._places(root), f"{part}, {part}.bin or *{part}*.npz")
+        raise self._missing(root, f"{part}, {part}.bin or *{part}*.npz")
+
+    def _missing(self, root: Path, expected: str) -> MissingDataError:
+        for name, files in _CIFAR100_FILES.items():
+            if (folder := self._find(root, name, ".")) is not None:
+                return incomplete(
+                    "cifar100", folder, [file for file in files if not (folder / file).exists()], len(files)
+                )
+        return missing("cifar100", self._places(root), expected)
 
     def _fine_names(self, root: Path) -> tuple[str, ...]:
         if meta := self._find(root, "cifar-100-python", "meta"):
@@ -184,7 +222,7 @@ class Cifar100(PartSettings):
         for part in ("train", "test"):
             if packed := self._npz(root, part):
                 return tuple(str(name) for name in read_npz(packed, ("fine_label_names",))["fine_label_names"])
-        raise missing("cifar100", self._places(root), "meta, fine_label_names.txt or an .npz with fine_label_names")
+        raise self._missing(root, "meta, fine_label_names.txt or an .npz with fine_label_names")
 
     @staticmethod
     def _find(root: Path, folder: str, file: str) -> Path | None:

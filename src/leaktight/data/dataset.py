@@ -12,6 +12,7 @@ from torch import Tensor
 
 from leaktight.core.errors import DataError
 from leaktight.core.inputs import Inputs
+from leaktight.core.scope import not_supported
 from leaktight.core.tasks import Classification, Task
 from leaktight.core.types import Examples
 
@@ -21,6 +22,7 @@ class Dataset:
     """Training and test examples with the names of their classes.
 
     groups: the natural client (writer, source) of each training example (N,), or None. group_names: their names.
+    note: what readers should know about it, such as files that are missing; empty for nothing.
     """
 
     name: str
@@ -30,8 +32,11 @@ class Dataset:
     task: Task = Classification()
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
+    note: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.task, Task):
+            raise DataError(f"{self.name}: {not_supported(f'the task {type(self.task).__name__}')}")
         if not len(self.train) or not len(self.test):
             raise DataError(
                 f"{self.name}: expected training and test examples, got {len(self.train)}, {len(self.test)}"
@@ -39,6 +44,8 @@ class Dataset:
         if self.train.example != self.test.example:
             raise DataError(f"{self.name}: expected test examples of {self.train.example}, got {self.test.example}")
         for part, examples in (("training", self.train), ("test", self.test)):
+            if (outside := self.task.outside_targets(examples.targets)) is not None:
+                raise DataError(f"{self.name}: {outside}")
             if (fault := self.task.fault(examples.targets, self.num_classes)) is not None:
                 raise DataError(
                     f"{self.name}: expected {part} {fault}; "

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import open_zip, opened, read_limited
+from leaktight.core.scope import outside_file
 from leaktight.core.text import is_plain_name, printable
 
 MAX_MEMBER_BYTES = 512 * 2**20
@@ -59,6 +60,15 @@ def missing(name: str, looked_in: Sequence[Path], expected: str) -> MissingDataE
     )
 
 
+def incomplete(name: str, folder: Path, absent: Sequence[str], total: int) -> MissingDataError:
+    """The error for a data set of which files are missing."""
+    number = f"all {total}" if len(absent) == total else f"{len(absent)} of {total}"
+    return MissingDataError(
+        f"{name}: {number} files are missing: {', '.join(absent)} in {folder}; "
+        f"fetch them with `leaktight data {name} --force` or put them there"
+    )
+
+
 def first_existing(paths: Sequence[Path]) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
@@ -97,6 +107,8 @@ def open_tree(source: Path) -> Iterator[Tree]:
         try:
             archive = open_zip(file, source, _MAX_LISTING, DataError)
         except _ZIP_ERRORS as error:
+            if (outside := outside_file(source.name)) is not None:
+                raise DataError(f"{source}: {outside}") from None
             raise DataError(f"{source}: expected a folder or a zip, got neither ({error}); fetch it again") from None
         with archive:
             names = frozenset(_checked(source, info) for info in archive.infolist() if info.filename[-1:] != "/")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.scope import not_supported, outside_file
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import Tree, find_source, open_tree, user_path
@@ -22,6 +23,10 @@ Listing = Mapping[str, Sequence[str]]
 """Names of image files by class."""
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
+_PHOTOGRAPHS = frozenset({"image", "images", "img", "imgs"})
+_MASKS = frozenset({"mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentations"})
+_PICTURES = frozenset({".tif", ".tiff", ".gif", ".heic", ".avif", ".jp2", ".svg"})
+"""Endings of pictures that are not read."""
 _NUM_IMAGENET_CLASSES = 1000
 _NUMBERED = re.compile(r"(?P<number>\d{3})_(?P<wnid>n\d{8})_(?P<label>.+)\.[^.]+$")
 
@@ -61,8 +66,7 @@ class FolderSettings(SplitSettings):
 
         class_names: all classes, if there are more than the listed ones.
         """
-        if not any(train.values()):
-            raise DataError(f"{name}: expected image files in class folders in {tree.source}, found none; check it")
+        _check_listing(name, tree, train)
         chosen = sorted(label for label, names in train.items() if names)[: self.max_classes]
         numbers = {label: number for number, label in enumerate(class_names or chosen)}
         known = tuple(class_names or chosen)
@@ -87,6 +91,23 @@ class FolderSettings(SplitSettings):
 
     def _decode(self, tree: Tree, name: str) -> Tensor:
         return fit_image(decode_image(tree.read(name), tree.where(name), self.channels), self.size, self.size)
+
+
+def _check_listing(name: str, tree: Tree, listing: Listing) -> None:
+    """Raise DataError for a folder without images in class folders, or with those of another task."""
+    classes = {label.lower() for label, names in listing.items() if names}
+    if len(classes) == 2 and classes & _PHOTOGRAPHS and classes & _MASKS:
+        folders = " and ".join(sorted(classes))
+        raise DataError(f"{tree.source}: {not_supported(f'segmentation (folders {folders})')}")
+    if classes:
+        return
+    if (outside := next(filter(None, map(outside_file, tree.names)), None)) is not None:
+        raise DataError(f"{tree.source}: {outside}")
+    wanted = f"{name}: expected image files in class folders in {tree.source}, found"
+    if loose := sum(is_image(each) for each in tree.names):
+        raise DataError(f"{wanted} {loose} images outside of any; make a folder for each class")
+    other = sorted({ending for each in tree.names if (ending := PurePosixPath(each).suffix.lower()) in _PICTURES})
+    raise DataError(f"{wanted} only {', '.join(other)}; convert them to PNG" if other else f"{wanted} none; check it")
 
 
 def _by_class(names: Iterable[str], class_of: Callable[[tuple[str, ...]], str | None]) -> dict[str, list[str]]:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import DataError
+from leaktight.core.inputs import number_kind
+from leaktight.core.scope import checked_shape, outside_inputs, outside_targets
 from leaktight.core.tensors import digest
+from leaktight.core.text import sides
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.settings import SplitSettings
@@ -30,14 +33,27 @@ class GivenImages(SplitSettings):
 
     def load(self, root: Path) -> Dataset:
         """The data set; `root` is not used."""
-        if self.labels.ndim != 1 or self.labels.is_floating_point() or len(self.labels) != len(self.images):
-            raise DataError(
-                f"expected labels (N,) of integers, one for each of {len(self.images)} images, got "
-                f"{tuple(self.labels.shape)} of {self.labels.dtype}"
-            )
+        self._check()
         examples = Examples(self._bytes(), self.labels.to(torch.int64))
         classes = tuple(str(number) for number in range(int(self.labels.max()) + 1))
         return Dataset("own images", *self.divide(examples), classes)
+
+    def _check(self) -> None:
+        shape, count = self.images.shape, len(self.images)
+        outside = outside_inputs(shape, number_kind(self.images))
+        if outside or (outside := outside_targets(self.labels.shape, number_kind(self.labels), count)):
+            raise DataError(outside)
+        if 0 in shape:
+            raise DataError(f"expected images, got none (shape {sides(shape)})")
+        if len(shape) != 4:
+            raise DataError(f"expected images (N, C, H, W), got {sides(shape)}; for grey images give images[:, None]")
+        checked_shape(tuple(shape[1:]))
+        if self.labels.shape != (count,) or self.labels.is_floating_point():
+            kind = str(self.labels.dtype).removeprefix("torch.")
+            raise DataError(
+                f"expected labels (N,) of integers, one for each of {count} images, got "
+                f"{sides(self.labels.shape)} of {kind}"
+            )
 
     def _bytes(self) -> Tensor:
         if self.images.dtype == torch.uint8:

@@ -65,6 +65,8 @@ def text_summary(dataset: Dataset, partition: Partition) -> str:
 def _headline(dataset: Dataset, partition: Partition, counts: NDArray[np.int64]) -> str:
     clients = f"{len(partition)} client{'s' if len(partition) > 1 else ''}"
     text = f"{dataset.name}: {counts.sum()} of {len(dataset.train)} training examples on {clients}"
+    if dataset.note:
+        text = f"{text} ({dataset.note})"
     if not _has_classes(dataset):
         return text
     return f"{text}, {dataset.num_classes} classes; label skew {label_skew(counts).mean():.2f} (0: all alike)"

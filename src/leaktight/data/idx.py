@@ -20,6 +20,7 @@ from torch import Tensor
 
 from leaktight.core.errors import DataError, suggestion
 from leaktight.core.reading import most_unpacked, opened, size_words
+from leaktight.core.text import sides
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import MAX_MEMBER_BYTES, first_existing, missing
@@ -61,13 +62,13 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
             most = most_unpacked(os.fstat(stored.fileno()).st_size)
             if length > most:
                 allowed = f"at most {size_words(most)} in a file of its size"
-                raise DataError(f"{path}: expected {allowed}, got sizes {dims}; fetch it again")
+                raise DataError(f"{path}: expected {allowed}, got sizes {sides(dims)}; fetch it again")
             data = file.read(length + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: expected an undamaged file, got {error or 'a read error'}; fetch it again") from None
     if len(data) != length:
         got = f"only {len(data)}" if len(data) < length else "more"
-        raise DataError(f"{path}: expected {length} bytes of data for sizes {dims}, got {got}; fetch it again")
+        raise DataError(f"{path}: expected {length} bytes of data for sizes {sides(dims)}, got {got}; fetch it again")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(dims).copy())
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from leaktight.core.errors import DataError
 from leaktight.core.reading import size_words
-from leaktight.core.text import printable
+from leaktight.core.scope import channels_words, outside_inputs
+from leaktight.core.text import printable, sides
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp"})
 _MODES = {1: "L", 3: "RGB"}
@@ -98,7 +99,7 @@ def check_memory(count: int, shape: tuple[int, int, int]) -> None:
     """Raise DataError if so many images of this shape take too much memory."""
     if (needed := count * math.prod(shape)) > MOST_BYTES:
         raise DataError(
-            f"expected images of at most {size_words(MOST_BYTES)} in memory, got {count} of {shape} that need "
+            f"expected images of at most {size_words(MOST_BYTES)} in memory, got {count} of {sides(shape)} that need "
             f"{size_words(needed)}; set a smaller size"
         )
 
@@ -136,13 +137,15 @@ def _grey(images: Tensor, weights: Tensor) -> Tensor:
 
 def check_images(shape: tuple[int, ...], dtype: np.dtype, source: str) -> None:
     """Raise DataError for an array that `from_array` does not take."""
+    if (outside := outside_inputs(shape, dtype.kind)) is not None:
+        raise DataError(f"{source}: {outside}")
     if dtype.kind != "f" and dtype != np.uint8:
         raise DataError(f"{source}: expected images of bytes or of floats in [0, 1], got {dtype}; convert them")
-    coloured = len(shape) == 4 and (shape[-1] in _MODES or shape[1] in _MODES)
-    if not (len(shape) == 3 or coloured) or 0 in shape[1:]:
-        raise DataError(
-            f"{source}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3, got {shape}; reshape"
-        )
+    if 0 in shape:
+        raise DataError(f"{source}: expected images, got none (shape {sides(shape)}); save the right array")
+    if len(shape) == 4 and shape[-1] not in _MODES and shape[1] not in _MODES:
+        channels = shape[1] if shape[2] == shape[3] else shape[3] if shape[1] == shape[2] else min(shape[1], shape[3])
+        raise DataError(f"{source}: expected images of {channels_words(channels)}")
 
 
 def from_array(array: np.ndarray, source: str) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from leaktight.core.errors import DataError
 from leaktight.core.tasks import Task
+from leaktight.core.text import sides
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset, DatasetSource
 from leaktight.data.images import convert_channels, resize_images
@@ -64,8 +65,9 @@ class Joined:
 
     def _merge(self, parts: list[Examples], offsets: list[int], names: tuple[str, ...], task: Task) -> Examples:
         images = [resize_images(convert_channels(part.inputs, self.channels), self.size) for part in parts]
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in zip(names, images, strict=True)}
+        shapes = {name: sides(tensor.shape[1:]) for name, tensor in zip(names, images, strict=True)}
         if len(set(shapes.values())) > 1:
-            raise DataError(f"expected images of one shape, got {shapes}; set size and channels")
+            got = ", ".join(f"{shape} in {name}" for name, shape in shapes.items())
+            raise DataError(f"expected images of one shape, got {got}; set size and channels")
         targets = [part.targets + offset for part, offset in zip(parts, offsets, strict=True)]
         return Examples(torch.cat(images), task.join(targets))

@@ -99,7 +99,9 @@ def verify(name: str, root: Path) -> SourceReport:
         remedy = (
             f"replace it with `leaktight data {name} --force`" if replace else f"fetch with `leaktight data {name}`"
         )
-        message = f"{name}: {folder} is not as published: {shown}{rest}; {remedy}"
+        total = len(source.files) + len(source.contents)
+        number = f"{len(problems)} of {total} files: " if total else ""
+        message = f"{name}: {folder} is not as published: {number}{shown}{rest}; {remedy}"
         return SourceReport(name, folder, "damaged", message, problems)
     if not checked:
         return SourceReport(name, folder, "unchecked", f"{name}: found at {folder}; it cannot be verified")

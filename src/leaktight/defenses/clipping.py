@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from leaktight.core.devices import for_float64
 from leaktight.core.protocols import Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import squared_norm
@@ -68,7 +69,7 @@ class Clipping(Perturbation):
     def _clip_examples(self, gradient: Params, per_example: Callable[[], Params], report: Report) -> Params:
         each = per_example()
         require_finite(each)
-        squares = [example_rows(rows.to(torch.float64)).square().sum(1) for rows in each.values()]
+        squares = [example_rows(for_float64(rows).to(torch.float64)).square().sum(1) for rows in each.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         too_long = norms > self.clip_norm
         report("clip_rate", float(too_long.double().mean()))
@@ -81,5 +82,5 @@ class Clipping(Perturbation):
 def _weighted_mean(rows: Tensor, factors: Tensor) -> Tensor:
     """The mean of rows (N, *shape), each times its factor (N,). In half precision the result could exceed the bound."""
     wide = widened(rows)
-    mean: Tensor = torch.tensordot(factors.to(wide.dtype), wide, 1) / len(factors)
+    mean: Tensor = torch.tensordot(factors.to(wide), wide, 1) / len(factors)
     return mean

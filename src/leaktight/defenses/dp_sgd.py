@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import for_float64
 from leaktight.core.privacy import Spent, gaussian_epsilon
 from leaktight.core.protocols import ClientFacts, Defense, Report, RoundPlan, Step
 from leaktight.core.rng import Rng
@@ -54,7 +55,7 @@ class DpSgd(Defense):
 
     Reference: Abadi et al. 2016; Mironov 2017 (rdp), Gopi et al. 2021 (prv), Bu et al. 2020 (gdp).
     Assumes: examples that interact only in the mean, so batch normalisation in training mode is an error; a secret
-    client key. docs/defenses.md explains the effect of floating-point numbers.
+    client key. `leaktight docs defenses` explains the effect of floating-point numbers.
     Differs from the paper: batches of shuffled epochs, see above; the noise of an incomplete batch is divided by its
     size; the sampling rate of each step is that of its batch.
     """
@@ -155,12 +156,12 @@ def clipped_mean(each: Params, groups: Sequence[Sequence[str]], clip_norm: float
     for names in groups:
         rows = {name: example_rows(each[name]) for name in names}
         # In float64: one float32 sum over millions of elements is off by 2e-4.
-        norms = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows.values()]
+        norms = [torch.linalg.vector_norm(for_float64(row), dim=1, dtype=torch.float64) for row in rows.values()]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         finite = norm.isfinite()
         factor = (clip_norm / (norm.where(finite, 1) + _STABILITY)).clamp(max=1)
         for name, row in rows.items():
-            wide = widened(row).where(finite[:, None], 0)
-            means[name] = (factor.to(wide.dtype) @ wide / len(wide)).reshape(each[name].shape[1:])
+            wide = widened(row).where(finite[:, None].to(row.device), 0)
+            means[name] = (factor.to(wide) @ wide / len(wide)).reshape(each[name].shape[1:])
         factors.append(factor)
     return {name: means[name] for name in each}, torch.stack(factors)

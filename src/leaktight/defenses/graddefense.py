@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leaktight.core.devices import for_float64
 from leaktight.core.errors import LeaktightError, require_at_least
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import Defense, Report, Step
@@ -122,7 +123,7 @@ class GradDefense(Defense):
     def _clipped(self, rows: Tensor, report: Report) -> Tensor:
         """The mean of the rows (N, size), each scaled down to norm sigma at most."""
         norms = rows.norm(dim=1, keepdim=True)
-        report("clip_rate", float((norms > self.noise_std).double().mean()))
+        report("clip_rate", float(for_float64(norms > self.noise_std).double().mean()))
         mean: Tensor = (rows / (norms / self.noise_std).clamp(min=1)).mean(0)
         return mean
 

@@ -42,7 +42,7 @@ class MinMaxSampling(Perturbation):
             raise ValueError(f"expected keep_share in (0, 1], got {self.keep_share}")
 
     def perturb(self, tensors: Params, *, rng: Rng, report: Report) -> Params:
-        flat = torch.cat([tensor.detach().reshape(-1).to("cpu", torch.float64) for tensor in tensors.values()])
+        flat = torch.cat([tensor.detach().reshape(-1).cpu().double() for tensor in tensors.values()])
         count = max(1, math.ceil(round(self.keep_share * len(flat), 9)))
         report("fraction_kept", count / len(flat))
         if count == len(flat):

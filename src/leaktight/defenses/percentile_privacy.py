@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from leaktight.core.devices import for_float64
 from leaktight.core.errors import require_above
 from leaktight.core.protocols import Defense, Report, RoundPlan
 from leaktight.core.rng import Rng
@@ -51,8 +52,8 @@ class PercentilePrivacy(Defense):
         small = below_percentile(everything, self.percentile / 100)
         masks = zip(update.tensors.items(), small.split(sizes), strict=True)
         sent = {name: _filtered(tensor, mask.view_as(tensor), bound) for (name, tensor), mask in masks}
-        report("fraction_zeroed", float(small.double().mean()))
-        report("clip_rate", float((everything > bound).double().mean()))
+        report("fraction_zeroed", float(for_float64(small).double().mean()))
+        report("clip_rate", float(for_float64(everything > bound).double().mean()))
         return replace(update, tensors=sent), state
 
     def bound(self, steps: int) -> float:

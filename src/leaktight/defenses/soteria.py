@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import for_float64
 from leaktight.core.errors import LeaktightError, ModelError, require_at_least
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.protocols import ClientFacts, Defense, Report, Step
 from leaktight.core.rng import Rng
+from leaktight.core.text import sides
 from leaktight.core.types import Params, State
 from leaktight.defenses.perturbation import (
     below_percentile,
@@ -69,7 +71,7 @@ class Soteria(Defense):
         if name not in step.gradient:
             raise ModelError(f"expected a last linear layer that is trained, got {layer!r}, which is frozen")
         pruned = below_percentile(scores, self.prune_share)
-        report("fraction_zeroed", float(pruned.double().mean()))
+        report("fraction_zeroed", float(for_float64(pruned).double().mean()))
         return {**step.gradient, name: step.gradient[name].masked_fill(pruned, 0)}, state
 
 
@@ -84,7 +86,7 @@ def feature_scores(step: Step, epsilon: float = 0.0) -> tuple[str, Tensor]:
     if features.ndim != 2:
         raise ModelError(
             f"expected one vector of features per example, (N, features), at the last linear layer {name!r}, "
-            f"got {tuple(features.shape)}; choose a model for whole images"
+            f"got {sides(features.shape)}; choose a model for whole images"
         )
     norms = _sensitivities(features, inputs)
     ratios = norms / (widened(features.detach().T) + epsilon)

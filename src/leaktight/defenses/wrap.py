@@ -16,6 +16,7 @@ from leaktight.core.protocols import ClientFacts, Defense, Question, RoundPlan, 
 from leaktight.core.rng import ModelSecrets, Rng, SecretPasses
 from leaktight.core.tasks import Classification, Penalised, Task, example_losses
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
+from leaktight.core.text import as_written
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Params, State, Update, UpdateKind
 from leaktight.fl.consent import request_digest
@@ -125,7 +126,7 @@ class Defended:
         if steps < 1:
             raise UsageError(f"expected steps >= 1, got {steps}")
         if steps_per_epoch is not None and (type(steps_per_epoch) is not int or steps_per_epoch < 1):
-            raise UsageError(f"expected steps_per_epoch as a whole number >= 1, got {steps_per_epoch!r}")
+            raise UsageError(f"expected steps_per_epoch as a whole number >= 1, got {as_written(steps_per_epoch)}")
         self._meter, self._index, self._gradient, self._batch = Meter(), 0, {}, None
         self._before = (cloned(self._tensors()), self._memory)
         self._request_hash = self._hash_request(learning_rate, loss_scale)

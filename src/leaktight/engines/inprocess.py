@@ -80,7 +80,8 @@ class RoundWork:
     def _score(self, job: ScoreJob) -> JobDone:
         part = self.federation.dataset.test.part(job.start, job.stop)
         with global_seed(self.federation.rng.child("score", job.start, job.stop)):
-            return JobDone(evaluate(self.federation.trainer, job.model.params, job.model.buffers, part))
+            setup, model = self.federation.setup, job.model
+            return JobDone(evaluate(setup.trainer, model.params, model.buffers, part, device=setup.device))
 
 
 def answered(client: Client, job: ClientJob) -> JobDone:

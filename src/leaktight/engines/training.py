@@ -41,6 +41,7 @@ def train(
     *,
     engine: Engine = inprocess.run,
     defense_kind: str = "none",
+    defense_settings: Mapping[str, object] | None = None,
     workers: int | None = None,
     after_round: Callable[[Round], None] = lambda row: None,
     after_client: Callable[[], None] = lambda: None,
@@ -52,6 +53,7 @@ def train(
 ) -> TrainingSummary:
     """Train the remaining rounds of a run and return its summary. `after_round` is also called for earlier rounds.
 
+    defense_kind, defense_settings: of the federation's defense, for the summary.
     after_state: called with the state after each round, before its checkpoint is written.
     until: stop before this round, counted from 0; None to train all. keep: how many checkpoints are kept.
     from_round: set this round, counted from 1, and all later ones aside, and train them again. retry: what to do if a
@@ -105,7 +107,9 @@ def train(
         run=str(folder.path),
         rounds=tuple(rows),
         final=Final(accuracy=rows[-1].accuracy, loss=rows[-1].loss),
-        defense=DefenseCost.model_validate({"kind": defense_kind, **_defense_figures(rows)}),
+        defense=DefenseCost.model_validate(
+            {"kind": defense_kind, "settings": dict(defense_settings or {}), **_defense_figures(rows)}
+        ),
         seconds=sum(row.seconds for row in rows),
         model_digest=digest(weights),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import Asked
 from leaktight.core.tensors import digest, flatten_state, squared_norm
-from leaktight.core.text import printable
+from leaktight.core.text import described, printable
 from leaktight.core.types import Broadcast, Params, State, Update
 from leaktight.fl.messages import Evaluated, Failed, Outcome, Trained, why_declined
 from leaktight.fl.plan import Server
@@ -101,10 +101,7 @@ def _why_not_like(name: Any, tensor: Any, known: Params) -> str | None:
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         return f"{name!r}: expected a tensor, got {type(tensor).__name__}"
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-        return (
-            f"{name!r}: expected {tuple(expected.shape)} of {expected.dtype}, "
-            f"got {tuple(tensor.shape)} of {tensor.dtype}"
-        )
+        return f"{name!r}: expected {described(expected)}, got {described(tensor)}"
     if not tensor.is_floating_point() or not tensor.numel():
         return None
     largest = float(tensor.abs().max())

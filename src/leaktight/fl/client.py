@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from leaktight.core.devices import CPU, moved, working_on
 from leaktight.core.errors import LeaktightError, UsageError
 from leaktight.core.faults import raise_fault
 from leaktight.core.protocols import PROBED, ClientFacts, Guard, Member, Report, RoundPlan, Sight
@@ -118,14 +119,15 @@ class Client:
         chosen, steps = plan_batches(len(self.train), trainer.local, rng=here.child("batches"), first=first)
         sight = self._sight(chosen[torch.cat(steps).unique()], here.child("guard", asked))
         trainer, state = self._receive(request.broadcast, trainer, state, sight, report)
-        plan = self._plan(request, len(steps))
+        plan, device = self._plan(request, len(steps)), self.setup.device
+        trainer, memory, (params, buffers) = moved((trainer, state.defense, _own(request.broadcast, state)), device)
         with timed(report):
-            plan, memory = trainer.defense.on_round(plan, state.defense, rng=rng.child("round"), report=report)
-        params, buffers = _own(request.broadcast, state)
-        batches = (self.train.batch(chosen[step]) for step in steps)
-        with secret_model(here.child("model", asked)):
+            plan, memory = trainer.defense.on_round(plan, memory, rng=rng.child("round"), report=report)
+        batches = (moved(self.train.batch(chosen[step]), device) for step in steps)
+        with secret_model(here.child("model", asked)), working_on(device):
             result = _trained(trainer, params, buffers, batches, plan, memory, rng=rng, report=report)
         update, memory = self._defended(request, result, params, len(chosen), rng=rng, report=report)
+        update, memory, result = moved((update, memory, result), CPU)
         kept = {name: tensor for name, tensor in result.params.items() if name not in update.tensors}
         state = replace(
             state, defense=memory, params=kept, buffers=_withheld(result.buffers, update, request.broadcast)
@@ -266,7 +268,7 @@ class Client:
             self.guard.admit(request.broadcast, self.trainer.model, None, state.guard, report=silent)
         params, buffers = _own(request.broadcast, state)
         with secret_model(self._stream("score", request.broadcast.round)):
-            return evaluate(trainer, params, buffers, examples)
+            return evaluate(trainer, params, buffers, examples, device=self.setup.device)
 
     def _member(self, trainer: Trainer, state: ClientState, *, rng: Rng) -> Member:
         """What the client's side of the aggregator may use of this client."""
@@ -278,7 +280,8 @@ class Client:
                     f"{self.name} has no {on} examples to score a model on; raise partition.validation"
                 )
             with secret_model(rng.child("loss", on)):
-                return evaluate(trainer, {**model, **state.params}, {**statistics, **state.buffers}, examples).loss
+                params, buffers = {**model, **state.params}, {**statistics, **state.buffers}
+                return evaluate(trainer, params, buffers, examples, device=self.setup.device).loss
 
         def applied(change: Params) -> Params:
             return trainer.defense.on_aggregate(change, 1, {})[0]

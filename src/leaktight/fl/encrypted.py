@@ -42,7 +42,7 @@ class Encrypted(Aggregator):
 
     Reference: Ren, thesis 2023, section 4.2.2.
     Assumes: a server that follows the protocol, and no client that colludes with it: every client has the secret key,
-    with which the ciphertexts can be decrypted (docs/fedboosting.md).
+    with which the ciphertexts can be decrypted (`leaktight docs fedboosting`).
     Differs from the paper: packed values, real key sizes, integer weights that sum to their scale; the server gets the
     decrypted aggregate in every round, as in the published code, not only after the last.
     """

@@ -251,7 +251,7 @@ class FixedFusion(Fusion):
     Reference: Ren, thesis 2023, Eqn. (4.5), "DP fusion"; the share 0.9 is that of its published code.
     Differs from the paper: the thesis says that the server "randomly generates" the weights; its code has them fixed,
     as here. There is no noise, hence no differential privacy: whoever knows `own` can solve N linear equations for the
-    updates (docs/fedboosting.md).
+    updates (`leaktight docs fedboosting`).
     """
 
     own: float = 0.9

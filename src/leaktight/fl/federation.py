@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import CPU, moved, working_on
 from leaktight.core.inputs import require_inputs
 from leaktight.core.protocols import Aggregator, Defense, Guard
 from leaktight.core.rng import Rng
@@ -24,6 +25,8 @@ from leaktight.fl.local import Trainer
 from leaktight.fl.plan import FederationPlan, Server, Setup
 from leaktight.fl.protocol import ServerState, initial_state
 from leaktight.fl.state import ClientState
+from leaktight.models.surgery import mode_of, working_bytes
+from leaktight.runtime.memory import processes_on
 
 
 class Share(NamedTuple):
@@ -106,6 +109,17 @@ class Federation:
         model = self.trainer.model
         return Limits.of_model(parameters_of(model), buffers_of(model), sealed=self.setup.aggregator.sealed)
 
+    @property
+    def most_processes(self) -> int | None:
+        """How many worker processes the device has memory for; None on the CPU: one for every core."""
+        device, model = self.setup.device, self.trainer.model
+        if device.type == "cpu":
+            return None
+        batch = moved(self.examples.batch(slice(self.trainer.local.batch_size)), device)
+        model, params, buffers = moved((model, parameters_of(model), buffers_of(model)), device)
+        with mode_of(model, self.trainer.mode), working_on(device):
+            return processes_on(device, working_bytes(model, params, buffers, batch.inputs))
+
     def keyed(self, key: bytes) -> Federation:
         """The same federation with this key as the root of all secret random streams."""
         return replace(self, rng=self.rng.keyed(key))
@@ -156,6 +170,7 @@ def assemble(
     mode: Mode = "train",
     guard: Guard | None = None,
     consent: Consent = Consent(),
+    device: torch.device = CPU,
     rng: Rng,
 ) -> Federation:
     """Build a federation: give every client its examples, and prepare the model with the defense."""
@@ -171,7 +186,7 @@ def assemble(
         dataset=dataset,
         examples=dataset.train.take(torch.cat(order)),
         shares=shares,
-        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator),
+        setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator, device),
         plan=plan,
         rng=rng,
         guard=guard,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from leaktight.core.devices import CPU, for_float64, moved, working_on
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.kernels import first_derivatives_only
 from leaktight.core.protocols import Defense, Report, Step
@@ -228,16 +229,25 @@ def plan_batches(
     return chosen, steps[:num_steps]
 
 
-def evaluate(trainer: Trainer, params: Params, buffers: Params, examples: Examples, chunk: int = 500) -> Evaluated:
-    """Score a model in evaluation mode. chunk: number of examples in a forward pass."""
+def evaluate(
+    trainer: Trainer,
+    params: Params,
+    buffers: Params,
+    examples: Examples,
+    chunk: int = 500,
+    *,
+    device: torch.device = CPU,
+) -> Evaluated:
+    """Score a model in evaluation mode, on a device. chunk: number of examples in a forward pass."""
     total = Evaluated(0, 0, 0.0)
-    with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"):
+    trainer, params, buffers = moved((trainer, params, buffers), device)
+    with torch.no_grad(), first_derivatives_only(), mode_of(trainer.model, "eval"), working_on(device):
         for start in range(0, len(examples), chunk):
-            batch = examples.batch(slice(start, start + chunk))
+            batch = moved(examples.batch(slice(start, start + chunk)), device)
             outputs = functional_call(trainer.model, ({**params}, {**buffers}), (batch.inputs,))
             losses = example_losses(trainer.task, outputs, batch.targets)
             correct = correct_examples(trainer.task, outputs, batch.targets)
-            total += Evaluated(len(batch), int(correct.sum()), float(losses.double().sum()))
+            total += Evaluated(len(batch), int(correct.sum()), float(for_float64(losses).double().sum()))
     return total
 
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import nn
 
+from leaktight.core.devices import CPU
 from leaktight.core.errors import OutsideBudgetError, UsageError, require_at_least
 from leaktight.core.protocols import Aggregator, Defense
 from leaktight.core.rng import Rng
@@ -22,10 +24,12 @@ class Setup:
     """The settings of a federation, shared by its server and all its clients.
 
     trainer: the network as prepared by the defense, its task and mode, local training, the defense.
+    device: where clients train and models are scored. All else, messages included, is on the CPU.
     """
 
     trainer: Trainer
     aggregator: Aggregator
+    device: torch.device = CPU
 
     @property
     def defense(self) -> Defense:

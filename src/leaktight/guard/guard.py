@@ -73,7 +73,7 @@ class BroadcastGuard:
 
     The guard keeps a copy of the last model. It sends nothing, and uses only what its client has. A round number that
     does not follow from the client's own rounds is a finding.
-    Reference: none; docs/guard.md has what each sign catches, and the attacks that pass.
+    Reference: none; `leaktight docs guard` has what each sign catches, and the attacks that pass.
     """
 
     action: Literal["refuse", "warn"] = "refuse"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leaktight.core.tensors import buffers_of, parameters_of
+from leaktight.core.text import sides
 from leaktight.core.types import Broadcast, Params
 
 _TENSORS = ("_parameters", "_buffers", "_modules")
@@ -31,7 +32,7 @@ def _tensor_change(known: Params, sent: Params, kind: str) -> str | None:
         if name not in known or name not in sent:
             return f"{kind} {name!r} {'was added' if name in sent else 'is missing'}"
         if known[name].shape != sent[name].shape:
-            return f"{name!r} has shape {tuple(sent[name].shape)} instead of {tuple(known[name].shape)}"
+            return f"{name!r} has shape {sides(sent[name].shape)} instead of {sides(known[name].shape)}"
         if known[name].dtype != sent[name].dtype or type(sent[name]) not in _PLAIN:
             return f"{name!r} is {_words(sent[name])} instead of {_words(known[name])}"
     return None

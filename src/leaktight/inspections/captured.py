@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, OutOfScopeError, UsageError
 from leaktight.core.inputs import Images
+from leaktight.core.protocols import Defense
 from leaktight.core.rng import Rng
+from leaktight.core.scope import not_supported
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, cloned, first_non_finite, parameters_of
+from leaktight.core.text import sides
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Broadcast, Mode, Observation, Update, UpdateKind
 from leaktight.inspections.files import TensorFile, TrueExamples
 from leaktight.models.initialise import build_model
-from leaktight.models.source import ModelSource, Normalize, check_fits
+from leaktight.models.source import ModelSource, Normalize, check_fits, check_normalisation, outputs_of
+from leaktight.models.user import GivenModel
 
 ChangeKind = Literal["after", "delta", "gradient"]
 """What the second file holds: the model after training, its change (after minus before), or a gradient."""
@@ -62,15 +67,10 @@ class CaptureSettings:
         self._check_normalisation()
 
     def _check_normalisation(self) -> None:
-        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, self.inputs.channels):
-            raise ValueError(
-                f"expected mean and std of 1 or {self.inputs.channels} numbers for images of {self.inputs.channels} "
-                f"channels, got {len(self.mean)} and {len(self.std)}"
-            )
-        if any(value <= 0 for value in self.std):
-            raise ValueError(f"expected std > 0, got {self.std}")
+        check_normalisation(self.mean, self.std, self.inputs.channels)
         if any(abs(value) > 1 for value in self.mean):
-            raise ValueError(f"expected mean and std for images in [0, 1], got mean {self.mean}; divide both by 255")
+            got = ", ".join(f"{value:g}" for value in self.mean)
+            raise ValueError(f"expected mean and std for images in [0, 1], got mean {got}; divide both by 255")
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,30 @@ def count_examples(batch_size: int | None, labels: Sequence[int] | None, truth: 
     known = {name: number for name, number in given.items() if number is not None}
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{name} {number}" for name, number in known.items())
-        raise UsageError(f"expected the same number of examples everywhere, got {listed}; correct one of them")
+        raise UsageError(
+            f"expected the same number of examples everywhere, and one class for each example, got {listed}; correct "
+            "one of them"
+        )
     return next(iter(known.values()), None)
 
 
-def load_capture(settings: CaptureSettings, before: TensorFile, change: TensorFile, kind: ChangeKind) -> Captured:
-    """The update of two files, as observed. Raises UsageError, which names the mismatch, if a file does not fit."""
-    classes = settings.num_classes or rows_of_last_layer(before)
+def load_capture(
+    settings: CaptureSettings,
+    before: TensorFile,
+    change: TensorFile,
+    kind: ChangeKind,
+    defense: Defense | None = None,
+) -> Captured:
+    """The update of two files, as observed. Raises UsageError, which names the mismatch, if a file does not fit.
+
+    defense: that the client is known to have used; it may have changed the network.
+    """
+    classes = settings.num_classes or _outputs_in_memory(settings) or rows_of_last_layer(before)
     if settings.labels is not None and not all(0 <= label < classes for label in settings.labels):
         raise UsageError(f"expected labels from 0 to {classes - 1}, got {', '.join(map(str, settings.labels))}")
-    model = build_model(settings.model, settings.inputs, classes, rng=Rng(0).child("captured")).to(torch.float32)
+    rng = Rng(0).child("captured")
+    model = build_model(settings.model, settings.inputs, classes, rng=rng).to(torch.float32)
+    model = model if defense is None else defense.prepare(model, rng=rng.child("defense"))
     held = _fitted(before, model, classes)
     _load(model, held, before)
     seen_model = normalising(model, settings.mean, settings.std)
@@ -160,11 +174,25 @@ class _Before:
         return (self.change(args[0]), *args[1:])
 
 
+def _outputs_in_memory(settings: CaptureSettings) -> int | None:
+    """The number of outputs of a network in memory; None for others, and if it does not take such images."""
+    if not isinstance(settings.model, GivenModel):
+        return None
+    model = settings.model.build(settings.inputs, 0)
+    with suppress(ModelError):
+        outputs = outputs_of(model, settings.inputs)
+        return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] > 1 else None
+    return None
+
+
 def rows_of_last_layer(held: TensorFile) -> int:
     """The number of classes: the rows of the last matrix of a file."""
     matrices = [tensor for tensor in held.tensors.values() if tensor.ndim == 2 and tensor.is_floating_point()]
-    if not matrices or len(matrices[-1]) < 2:
-        raise UsageError(f"cannot read the number of classes from {held.path}; give --classes")
+    if not matrices:
+        raise UsageError(f"cannot read the number of classes from {held.path}: it has no linear layer; give --classes")
+    if len(matrices[-1]) < 2:
+        outside = not_supported("regression, and two classes by a single output", "give one output for each class")
+        raise UsageError(f"{held.path}: {outside}; or give --classes, if another layer is the last")
     return len(matrices[-1])
 
 
@@ -178,7 +206,7 @@ def _fitted(held: TensorFile, model: nn.Module, classes: int, *, partly: bool = 
         "missing": [name for name in own if name not in tensors and name not in optional],
         "unexpected": [name for name in tensors if name not in own],
         "of another shape": [
-            f"{name} {tuple(got.shape)}, the model has {tuple(wanted.shape)}"
+            f"{name} {sides(got.shape)} (the model has {sides(wanted.shape)})"
             for name, (got, wanted) in both.items()
             if got.shape != wanted.shape
         ],
@@ -231,7 +259,9 @@ def _check_model(model: nn.Module, settings: CaptureSettings, classes: int) -> N
     if settings.mean and getattr(settings.model, "mean", ()):
         raise UsageError("the model normalises its inputs already; leave --mean and --std out")
     try:
-        check_fits(model, settings.inputs, classes)
+        check_fits(model, settings.inputs, classes, mode=settings.mode)
+    except OutOfScopeError:
+        raise
     except ModelError as error:
         raise UsageError(f"{error}; check --shape and --classes") from error
 

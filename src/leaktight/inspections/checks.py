@@ -19,7 +19,9 @@ from leaktight.core.errors import LeaktightError
 from leaktight.core.tensors import squared_norm
 from leaktight.core.types import Params
 from leaktight.inspections.captured import Captured
+from leaktight.inspections.dropout import dropouts, with_masks
 from leaktight.models.surgery import CONVOLUTIONS, layer_inputs, mode_of
+from leaktight.report.words import counted
 from leaktight.results.schema import Flag
 
 SPARSE = 0.3
@@ -62,9 +64,11 @@ def looks_of(update: Params) -> Looks:
     return Looks(math.sqrt(float(squared_norm(tensors))), zeros / entries, pruned)
 
 
-def check_capture(captured: Captured) -> list[Flag]:
-    """The flags that the update raises."""
+def check_capture(captured: Captured, dropped: str | None = None) -> list[Flag]:
+    """The flags that the update raises. dropped: how dropout explains that the true images do not."""
     found = [(check, check.find(captured)) for check in CHECKS]
+    if dropped is not None:
+        found = [(check, f"{detail}; {dropped}" if check.find is _dropout else detail) for check, detail in found]
     return [flag(check.code, check.raised_if, check.advice, detail) for check, detail in found if detail is not None]
 
 
@@ -144,10 +148,12 @@ def _turned(captured: Captured) -> str | None:
 
 
 def _dropout(captured: Captured) -> str | None:
-    if captured.settings.mode == "eval":
+    layers = dropouts(captured.bare)
+    if captured.settings.mode == "eval" or not layers:
         return None
-    rates = [module.p for module in captured.bare.modules() if isinstance(module, nn.Dropout) and module.p]
-    return f"{len(rates)} layers, up to {max(rates):g}" if rates else None
+    rates = max(layer.p for layer in layers.values())
+    read = "shows their masks, which attacks use" if with_masks(captured.seen) else "does not show their masks"
+    return f"{counted(len(layers), 'layer')}, up to {rates:g}; the update {read}"
 
 
 def _other_inputs(captured: Captured) -> str | None:
@@ -206,6 +212,12 @@ def _steps_factor(captured: Captured) -> float | None:
 
 CHECKS: Sequence[CaptureCheck] = (
     CaptureCheck(
+        "dropout",
+        "the network was trained with dropout, whose masks are no setting that could be stated",
+        "where the update does not show the masks, expect worse guesses than without dropout, with any defense",
+        _dropout,
+    ),
+    CaptureCheck(
         "update-turned",
         "the update of one example moves the last layer away from one class instead of towards it",
         "swap --before and --after, or correct --kind: a gradient increases the loss, a delta decreases it",
@@ -252,11 +264,5 @@ CHECKS: Sequence[CaptureCheck] = (
         "the size of the update is a round number",
         "it may have been clipped or rescaled; attacks that match directions (csdlg, inverting_gradients) still work",
         _clipped,
-    ),
-    CaptureCheck(
-        "dropout",
-        "the network was trained with dropout, whose masks no attacker knows",
-        "expect worse guesses than without dropout, with any defense",
-        _dropout,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -13,12 +13,22 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from leaktight.core.errors import DataError, UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.reading import opened, read_limited
-from leaktight.core.tensor_files import ERRORS, MOST_FILE, check_tensors, read_npz, read_safetensors, read_torch
+from leaktight.core.tensor_files import (
+    ERRORS,
+    MOST_FILE,
+    check_tensors,
+    read_npz,
+    read_safetensors,
+    read_torch,
+    refusal,
+)
 from leaktight.core.tensors import digest as digest_of
+from leaktight.core.text import sides
 from leaktight.core.types import Params
 from leaktight.data.images import IMAGE_SUFFIXES, MOST_IMAGE, decode_image, from_array, is_image, to_tensor
 
@@ -27,11 +37,10 @@ _PREFIXES = ("module.", "_orig_mod.", "_module.")
 """Prefixes that DataParallel, torch.compile and Opacus put before every name."""
 
 _NUMBERED = re.compile(r"arr_(\d+)")
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
-Tensors: TypeAlias = Path | str | Params
-"""Tensors by name (a state dict), or a file of them: .pt, .pth, .safetensors, .npz."""
+Tensors: TypeAlias = Path | str | Params | Sequence[Tensor | np.ndarray]
+"""Tensors by name (a state dict) or in the order of the model, or a file of them: .pt, .pth, .safetensors, .npz."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ def read_tensors(path: Path) -> TensorFile:
         tensors, ordered = _named(path, reader(path))
         check_tensors(tensors, path)
     except pickle.UnpicklingError as error:
-        raise UsageError(_refusal(path, error)) from None
+        raise refusal(path, error) from None
     except ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(f"cannot read tensors from {path}: {reason}; save a state dict of tensors alone") from None
@@ -75,19 +84,30 @@ def _digest(path: Path) -> str:
 
 def tensor_file(source: Tensors, name: str) -> TensorFile:
     """The tensors of a file, or the given ones. name: what errors and results call them instead of a path."""
-    if not isinstance(source, Mapping):
+    if isinstance(source, Path | str):
         return read_tensors(Path(source))
-    tensors = _without_prefix(dict(source))
-    return TensorFile(Path(name), {key: _dense(tensor) for key, tensor in tensors.items()}, False, digest_of(tensors))
+    tensors = _in_memory(source, name)
+    if lazy := [key for key, tensor in tensors.items() if is_lazy(tensor)]:
+        raise UsageError(f"{name}: expected tensors, got lazy ones without a size ({lazy[0]}); run the model once")
+    dense = {key: _dense(tensor) for key, tensor in tensors.items()}
+    return TensorFile(Path(name), dense, not isinstance(source, Mapping), digest_of(dense))
 
 
-def _refusal(path: Path, error: Exception) -> str:
-    found = _GLOBAL.search(str(error))
-    what = f"names {found.group(1)}" if found else "holds other objects than tensors"
-    return (
-        f"refused {path}: it is a pickle that {what}, and could run code when loaded; "
-        "save tensors alone: torch.save(model.state_dict(), path), or safetensors"
-    )
+def _in_memory(source: object, name: str) -> dict[str, Tensor]:
+    """Tensors by name, or by their place in a list; UsageError for anything else."""
+    if isinstance(source, Mapping):
+        items = {str(key): each for key, each in source.items()}
+    elif isinstance(source, Sequence):
+        items = {f"arr_{place}": each for place, each in enumerate(source)}
+    else:
+        raise UsageError(
+            f"{name}: expected tensors by name, a list of them or a file, got a {type(source).__name__}; give all "
+            "tensors of the model"
+        )
+    for key, each in items.items():
+        if not isinstance(each, Tensor | np.ndarray):
+            raise UsageError(f"{name}: expected tensors, got a {type(each).__name__} as {key}; leave none out")
+    return _without_prefix({key: torch.as_tensor(each) for key, each in items.items()})
 
 
 def _read_npz(path: Path) -> object:
@@ -151,8 +171,7 @@ def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
     An .npz holds `images` (or a single array), and optionally `labels`. Images of another size are errors.
     """
     if isinstance(source, Tensor):
-        _check_size("truth", tuple(source.shape[1:]), inputs)
-        return TrueExamples(source.detach().to(torch.float32), None)
+        return TrueExamples(_true_images(source.detach(), inputs), None)
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if is_image(file.name))
@@ -166,6 +185,31 @@ def read_truth(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
     if path.suffix.lower() == ".npz":
         return _arrays(path, inputs)
     raise DataError(f"expected true images as a picture, a folder of pictures or an .npz, got {path}; convert them")
+
+
+def _true_images(images: Tensor, inputs: Images) -> Tensor:
+    _check_size("truth", tuple(images.shape[1:]), inputs)
+    images = Images.checked(images).to("cpu", torch.float32)
+    if not bool(((images >= 0) & (images <= 1)).all()):
+        raise DataError(
+            f"truth: expected images in [0, 1], got {float(images.min()):g} to {float(images.max()):g}; undo the "
+            "normalisation"
+        )
+    return images
+
+
+def read_decoys(source: Tensor | Path | str, inputs: Images) -> TrueExamples:
+    """Images of the same kind as the true ones: as `read_truth`, or a folder with a folder of pictures for each class.
+
+    Classes are numbered in the order of their names, or by them if all names are numbers.
+    """
+    folders = [] if isinstance(source, Tensor) else sorted(each for each in Path(source).glob("*") if each.is_dir())
+    if not folders:
+        return read_truth(source, inputs)
+    numbered = all(each.name.isdecimal() for each in folders)
+    parts = [(int(each.name) if numbered else place, read_truth(each, inputs)) for place, each in enumerate(folders)]
+    labels = [torch.full((len(part),), label) for label, part in parts]
+    return TrueExamples(torch.cat([part.images for _, part in parts]), torch.cat(labels))
 
 
 def _picture(file: Path, inputs: Images) -> Tensor:
@@ -192,7 +236,7 @@ def _arrays(path: Path, inputs: Images) -> TrueExamples:
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
         raise DataError(
             f"{path}: expected labels to be {len(images)} integers, one per image, got {labels.dtype} of shape "
-            f"{labels.shape}"
+            f"{sides(labels.shape)}"
         )
     return TrueExamples(inputs.loaded(images), torch.from_numpy(labels.astype(np.int64)))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.protocols import Metric
+from leaktight.core.text import sides
 from leaktight.metrics.image import image_pair
 from leaktight.metrics.spec import Extract, LeaksWhen
 
@@ -22,9 +23,9 @@ def feature_mse(guess_features: Tensor, truth_features: Tensor) -> Tensor:
     if guess_features.shape != truth_features.shape or guess_features.ndim < 2:
         raise UsageError(
             "expected features (N, ...) of the same shape twice, "
-            f"got {tuple(guess_features.shape)} and {tuple(truth_features.shape)}"
+            f"got {sides(guess_features.shape)} and {sides(truth_features.shape)}"
         )
-    gap = guess_features.detach().to("cpu", torch.float64) - truth_features.detach().to("cpu", torch.float64)
+    gap = guess_features.detach().cpu().double() - truth_features.detach().cpu().double()
     return gap.square().flatten(1).mean(1)
 
 
@@ -44,5 +45,5 @@ class FeatureMse(Metric):
 
     @torch.no_grad()
     def __call__(self, guess: Tensor, truth: Tensor) -> Tensor:
-        clamped = (images.to(torch.float32) for images in image_pair(guess, truth))
+        clamped = (images.to(guess.device, torch.float32) for images in image_pair(guess, truth))
         return feature_mse(*(self.extract(images) for images in clamped))

@@ -6,11 +6,11 @@ scores (N,), computed on the CPU in float64 without gradient. A guess with a NaN
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
+from leaktight.core.text import sides
 
 MIN_MSE = 1e-10
 """The smallest MSE in a PSNR: identical images have 100 dB, means are finite. Rounding to bytes gives about 59 dB."""
@@ -23,7 +23,7 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
     """Both as detached float64 on the CPU, one guess for each truth."""
     if guess.shape != truth.shape:
         raise UsageError(
-            f"expected one guess of the same shape for each truth, got {tuple(guess.shape)} and {tuple(truth.shape)}; "
+            f"expected one guess of the same shape for each truth, got {sides(guess.shape)} and {sides(truth.shape)}; "
             "match them first"
         )
     return as_images(guess, clamp=clamp), as_images(truth, clamp=clamp)
@@ -31,7 +31,7 @@ def image_pair(guess: Tensor, truth: Tensor, *, clamp: bool = True) -> tuple[Ten
 
 def as_images(images: Tensor, *, clamp: bool = True) -> Tensor:
     """Images as detached float64 on the CPU."""
-    images = Images.checked(images).detach().to("cpu", torch.float64)
+    images = Images.checked(images).detach().cpu().double()
     return images.clamp(0, 1) if clamp else images
 
 
@@ -76,7 +76,7 @@ def ssim(guess: Tensor, truth: Tensor) -> Tensor:
     side = min(guess.shape[-2:])
     radius = min(FULL_RADIUS, (side - 1) // 2)
     if not radius:
-        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {tuple(guess.shape[-2:])}")
+        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {sides(guess.shape[-2:])}")
     # torchmetrics derives the window from sigma: int(3.5 * 0.3 * radius + 0.5) = radius.
     _, full = structural_similarity_index_measure(
         guess,

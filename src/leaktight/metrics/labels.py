@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
+from leaktight.core.text import described
 from leaktight.metrics.image import as_images
 from leaktight.metrics.spec import Extract, LeaksWhen
 
@@ -36,9 +37,7 @@ def label_accuracy_per_batch(guess_labels: Tensor, true_labels: Tensor) -> Tenso
 
 def _counted(labels: Tensor) -> Counter[tuple[int, ...]]:
     if labels.ndim not in (1, 2) or (labels.ndim == 1 and labels.is_floating_point()):
-        raise UsageError(
-            f"expected labels (N,) or (N, L) of integers, or scores (N, C), got {tuple(labels.shape)} of {labels.dtype}"
-        )
+        raise UsageError(f"expected labels (N,) or (N, L) of integers, or scores (N, C), got {described(labels)}")
     whole = labels.argmax(1) if labels.is_floating_point() else labels
     rows = whole if whole.ndim == 2 else whole.unsqueeze(1)
     return Counter(tuple(row) for row in rows.tolist())

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leaktight.core.devices import moved
 from leaktight.core.errors import UsageError, suggestion
 from leaktight.core.protocols import Metric
 from leaktight.metrics.image import image_pair
@@ -140,9 +141,10 @@ class Lpips(Metric):
         return None
 
     def __call__(self, guess: Tensor, truth: Tensor) -> Tensor:
-        guess, truth = image_pair(guess, truth)
-        pairs = zip(self._inputs(guess).split(_CHUNK), self._inputs(truth).split(_CHUNK), strict=True)
-        return torch.cat([self._distance(*pair) for pair in pairs]).to(torch.float64)
+        network = moved(self._network, guess.device)
+        inputs = [moved(self._inputs(images), guess.device) for images in image_pair(guess, truth)]
+        pairs = zip(*(images.split(_CHUNK) for images in inputs), strict=True)
+        return torch.cat([self._distance(network, *pair) for pair in pairs]).cpu().double()
 
     @cached_property
     def _network(self) -> _Network:
@@ -173,10 +175,10 @@ class Lpips(Metric):
         return (2 * images - 1 - _SHIFT) / _SCALE
 
     @torch.no_grad()
-    def _distance(self, guess: Tensor, truth: Tensor) -> Tensor:
-        trunk, heads = self._network
+    def _distance(self, network: _Network, guess: Tensor, truth: Tensor) -> Tensor:
+        trunk, heads = network
         weights = dict(zip(_TRUNKS[self.net].taps, heads, strict=True))
-        total = torch.zeros(len(guess))
+        total = guess.new_zeros(len(guess))
         for place, layer in enumerate(trunk):
             guess, truth = layer(guess), layer(truth)
             if place in weights:

@@ -15,6 +15,7 @@ from torch import Tensor
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import GREY
 from leaktight.core.protocols import Metric
+from leaktight.core.text import sides
 from leaktight.metrics.image import as_images
 
 Cost = Callable[[Tensor, Tensor], Tensor]
@@ -54,13 +55,13 @@ def match(guess: Tensor, truth: Tensor, cost: Literal["mse"] | Cost = "mse") -> 
     if guess.ndim != 4 or truth.ndim != 4 or guess.shape[1:] != truth.shape[1:]:
         raise UsageError(
             f"expected guesses and truths (N, C, H, W) of one image shape, "
-            f"got {tuple(guess.shape)} and {tuple(truth.shape)}"
+            f"got {sides(guess.shape)} and {sides(truth.shape)}"
         )
     if not len(guess) or not len(truth):
         return torch.full((len(truth),), NO_GUESS)
     costs = (_COSTS[cost] if isinstance(cost, str) else cost)(guess, truth).detach().to("cpu", torch.float64)
     if costs.shape != (len(guess), len(truth)):
-        raise UsageError(f"expected costs {(len(guess), len(truth))}, one per pair, got {tuple(costs.shape)}")
+        raise UsageError(f"expected costs {len(guess)} x {len(truth)}, one per pair, got {sides(costs.shape)}")
     return assign(costs)
 
 

@@ -13,6 +13,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.inputs import ONLY_IMAGES, Inputs
 from leaktight.core.own import first_words, load_own
 from leaktight.core.protocols import Metric
+from leaktight.core.text import as_written, sides
 
 LeaksWhen = Literal["high", "low"]
 Extract = Callable[[Tensor], Tensor]
@@ -90,7 +91,8 @@ def _direction(target: str, metric: object) -> LeaksWhen:
             return "low"
         case other:
             raise UsageError(
-                f'expected {target} to be a metric, which has leaks_when = "high" or "low", got {other!r}; set it'
+                f'expected {target} to be a metric, which has leaks_when = "high" or "low", '
+                f"got {as_written(other)}; set it"
             )
 
 
@@ -98,8 +100,8 @@ def _one_score_each(target: str, metric: Callable[[Tensor, Tensor], object]) -> 
     def scores(guess: Tensor, truth: Tensor) -> Tensor:
         given = metric(guess, truth)
         if not isinstance(given, Tensor) or given.shape != truth.shape[:1]:
-            shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-            raise UsageError(f"expected {target} to return one score for each image, ({len(truth)},), got {shape}")
+            shape = sides(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise UsageError(f"expected {target} to return one score for each image, {len(truth)} in all, got {shape}")
         return given
 
     return scores

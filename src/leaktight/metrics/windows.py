@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
+from leaktight.core.text import sides
 from leaktight.metrics.image import FULL_RADIUS, SIGMA_PER_RADIUS
 
 _C1, _C2 = 0.01**2, 0.03**2
@@ -45,7 +46,7 @@ def _blurred(images: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     radius = min(FULL_RADIUS, (min(height, width) - 1) // 2)
     if not radius:
-        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {(height, width)}")
+        raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {sides((height, width))}")
     rows = images @ _band(width, radius).T
     return rows.transpose(-1, -2).contiguous() @ _band(height, radius).T
 

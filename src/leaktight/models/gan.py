@@ -24,6 +24,7 @@ from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.own import check_target
 from leaktight.core.tensors import buffers_of, cloned
+from leaktight.core.text import sides
 from leaktight.core.types import Params
 from leaktight.models.initialise import load_weights, read_weights
 from leaktight.models.source import reason, require_choice
@@ -143,7 +144,7 @@ class MlpGan(GeneratorSource):
         if not sizes or sizes[-1][0] != math.prod(self.shape):
             raise ModelError(
                 f"expected linear layers that end in {math.prod(self.shape)} outputs in {self.path}, got "
-                f"{[tuple(size) for size in sizes]}; set shape to that of the images"
+                f"{', '.join(map(sides, sizes)) or 'none'}; set shape to that of the images"
             )
         network = MlpNetwork([sizes[0][1], *(size[0] for size in sizes)], Images(*self.shape))
         load_weights(network.layers, self.path)

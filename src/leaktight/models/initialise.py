@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Inputs
 from leaktight.core.rng import Rng, global_seed
-from leaktight.core.tensor_files import ERRORS, check_tensors, read_safetensors, read_torch
-from leaktight.models.source import ModelSource, reason
+from leaktight.core.tensor_files import ERRORS, check_tensors, read_safetensors, read_torch, refusal
+from leaktight.core.text import sides
+from leaktight.models.source import ModelSource, cannot_take, reason
+from leaktight.models.surgery import lazy_names, mode_of
 
 WIDE = 0.5
 
@@ -41,13 +43,31 @@ def build_model(
 def _built(source: ModelSource, inputs: Inputs, num_classes: int, rng: Rng) -> nn.Module:
     try:
         with global_seed(rng.child("build")):
-            return source.build(inputs, num_classes)
+            model = source.build(inputs, num_classes)
+            return materialised(model, inputs.blank(1, torch.zeros(())), f"{inputs.kind} of {inputs}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "overflow" in str(error):
             raise ModelError(
                 "the network needs more memory than there is; make its layers or images smaller"
             ) from error
         raise
+
+
+def materialised(model: nn.Module, examples: Tensor, words: str) -> nn.Module:
+    """The same model; lazy modules get their sizes and weights by a run on `examples`, which errors call `words`."""
+    if not lazy_names(model):
+        return model
+    try:
+        with torch.no_grad(), mode_of(model, "eval"):
+            model(examples)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise cannot_take(words, error) from error
+    if names := lazy_names(model):
+        raise ModelError(
+            f"expected one run of the model to set the sizes of all lazy modules, got none for {_first_few(names)}; "
+            "use these modules in forward, or leave them out"
+        )
+    return model
 
 
 def initialise_wide(model: nn.Module, rng: Rng) -> None:
@@ -85,7 +105,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     missing = [name for name in own if name not in stored and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in stored if name not in own]
     shapes = [
-        f"{name} {tuple(stored[name].shape)} for {tuple(tensor.shape)}"
+        f"{name} {sides(stored[name].shape)} for {sides(tensor.shape)}"
         for name, tensor in own.items()
         if name in stored and stored[name].shape != tensor.shape
     ]
@@ -137,7 +157,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             )
         stored = {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
         check_tensors(stored, path)
-    except (*ERRORS, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:
+        raise ModelError(str(refusal(path, error))) from None
+    except ERRORS as error:
         raise ModelError(
             f"cannot read weights from {path}: {reason(error)}; save a state dict with only tensors"
         ) from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from leaktight.core.errors import ModelError, require_at_least
 from leaktight.core.inputs import Images
+from leaktight.core.text import as_written
 from leaktight.models.source import ACTIVATIONS, Activation, Network, num_features, require_choice
 
 
@@ -117,7 +118,7 @@ class Mlp(Network):
         require_choice("activation", self.activation, ACTIVATIONS)
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(
-                f"expected hidden to name at least one layer size >= 1, got {self.hidden}; "
+                f"expected hidden to name at least one layer size >= 1, got {as_written(self.hidden)}; "
                 "for none use logistic_regression"
             )
 
@@ -152,7 +153,7 @@ class ShallowCnn(Network):
         super().__post_init__()
         require_choice("activation", self.activation, ACTIVATIONS)
         if len(self.channels) != 2:
-            raise ValueError(f"expected channels of 2 numbers, one per convolution, got {self.channels}")
+            raise ValueError(f"expected channels of 2 numbers, one per convolution, got {as_written(self.channels)}")
         require_at_least(1, channels=min(self.channels), hidden=self.hidden)
 
     def network(self, inputs: Images, num_classes: int) -> nn.Module:

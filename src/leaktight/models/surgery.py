@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from leaktight.core.errors import ModelError
 from leaktight.core.types import Mode, Params
@@ -50,6 +51,18 @@ def conv_bn_blocks(model: nn.Module, inputs: Tensor | None = None) -> tuple[Conv
         elif blocks and blocks[-1].norm is None:
             blocks[-1] = ConvBlock(blocks[-1].conv, name)
     return tuple(blocks)
+
+
+def lazy_names(model: nn.Module) -> list[str]:
+    """The parameters and buffers of lazy modules that have no size yet."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [name for name, tensor in named if is_lazy(tensor)]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model, also of one with lazy modules, whose buffers PyTorch does not copy."""
+    lazy = [each for each in model.buffers() if isinstance(each, UninitializedBuffer)]
+    return copy.deepcopy(model, {id(each): UninitializedBuffer() for each in lazy})
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -101,6 +114,26 @@ def layer_inputs(
         for handle in handles:
             handle.remove()
     return entered
+
+
+def working_bytes(model: nn.Module, params: Params, buffers: Params, inputs: Tensor) -> int:
+    """About the most memory of a gradient and its derivative: what a pass keeps, and copies of the parameters."""
+    kept = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.nbytes
+        return tensor
+
+    leaves = {name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in params.items()}
+    statistics = {name: tensor.clone() for name, tensor in buffers.items()}
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        functional_call(model, (leaves, statistics), (inputs,))
+    return _PASSES * kept + _COPIES * sum(tensor.nbytes for tensor in params.values())
+
+
+_PASSES, _COPIES = 4, 6
+"""Tensors that a second derivative keeps for each of a forward pass; gradients and states of optimisers, generously."""
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from leaktight.core.errors import ModelError
 from leaktight.core.inputs import Inputs
 from leaktight.core.own import check_target, first_words, load_own, working_folder_importable
 from leaktight.core.tensors import digest
+from leaktight.models.surgery import copied, lazy_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,12 @@ class GivenModel:
     module: nn.Module
 
     def record(self) -> dict[str, str]:
-        return {"kind": type(self.module).__name__, "weights": digest(self.module.state_dict())}
+        lazy = lazy_names(self.module)
+        weights = {name: tensor for name, tensor in self.module.state_dict().items() if name not in lazy}
+        return {"kind": type(self.module).__name__, "weights": digest(weights)}
 
     def build(self, inputs: Inputs, num_classes: int) -> nn.Module:
-        return copy.deepcopy(self.module)
+        return copied(self.module)
 
 
 def built_by(target: str, known: Mapping[str, object]) -> nn.Module:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from leaktight.report.html import fill
 from leaktight.report.judgements import TRACKS
 from leaktight.report.standings import RULES, SAME_IMAGE, Board, Row, boards_of
-from leaktight.report.words import MISSING, VERDICTS, counted, interval, number, percent, seconds, threat_words
+from leaktight.report.words import (
+    MISSING,
+    VERDICTS,
+    counted,
+    defense_words,
+    interval,
+    number,
+    percent,
+    seconds,
+    threat_words,
+)
 from leaktight.results.card import Attacker, Card, Setting, Utility, is_reference
 from leaktight.results.schema import UNDEFENDED, Track
 
@@ -17,7 +27,10 @@ _KILO = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """One track at a glance: the figure and the verdict of each defense (rows) in each setting (columns)."""
+    """One track at a glance: the figure and the verdict of each defense (rows) in each setting (columns).
+
+    defenses: their names with settings.
+    """
 
     track: Track
     note: str
@@ -26,7 +39,7 @@ class Overview:
 
     def field(self, defense: str, board: Board) -> Row | None:
         """The row of a defense in a setting, if it was tried there."""
-        return next((row for row in board.rows if row.card.defense == defense), None)
+        return next((row for row in board.rows if _name(row) == defense), None)
 
 
 def render_leaderboard(cards: Sequence[Card]) -> str:
@@ -53,14 +66,19 @@ def render_leaderboard(cards: Sequence[Card]) -> str:
 
 
 def _overview(track: Track, boards: Sequence[Board]) -> Overview:
-    names = dict.fromkeys(row.card.defense for board in boards for row in board.rows)
-    known = {row.card.defense for board in boards for row in board.rows if row.card.strongest(adaptive=True)}
-    order = sorted(names, key=lambda name: (name == UNDEFENDED, name not in known, _mean_leak(name, boards), name))
+    names = dict.fromkeys(_name(row) for board in boards for row in board.rows)
+    known = {_name(row) for board in boards for row in board.rows if row.card.strongest(adaptive=True)}
+    bare = defense_words(UNDEFENDED)
+    order = sorted(names, key=lambda name: (name == bare, name not in known, _mean_leak(name, boards), name))
     return Overview(track=track, note=TRACKS[track], boards=tuple(boards), defenses=tuple(order))
 
 
+def _name(row: Row) -> str:
+    return defense_words(row.card.defense, row.card.defense_settings)
+
+
 def _mean_leak(defense: str, boards: Sequence[Board]) -> float:
-    leaks = [row.leak for board in boards for row in board.rows if row.card.defense == defense and row.leak is not None]
+    leaks = [row.leak for board in boards for row in board.rows if _name(row) == defense and row.leak is not None]
     return sum(leaks) / len(leaks) if leaks else SAME_IMAGE
 
 

@@ -34,9 +34,10 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One victim: the original, and what the strongest attack and the controls made of it.
+    """One example of one victim: the original, and what the strongest attack and the controls made of it.
 
-    pictures: whether the trial has any. known: whether the originals are.
+    pictures: whether the trial has any. known: whether the originals are. missing: which controls this victim lacks,
+    as sentences.
     """
 
     anchor: str
@@ -47,6 +48,7 @@ class Evidence:
     known: bool
     pictures: bool
     views: tuple[View, ...]
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def cards_of(verdicts: Sequence[Verdict], trials: Sequence[Trial], album: Album)
     cards = []
     for entry in verdicts:
         trial = found.get(entry.trial_id or "")
-        cards.append(Card(verdict=entry, evidence=_evidence(trial, trials, album) if trial else None))
+        cards.append(Card(verdict=entry, evidence=_evidence(entry, trial, trials, album) if trial else None))
     return tuple(cards)
 
 
@@ -99,23 +101,28 @@ def _attacker(entry: Verdict, cells: Sequence[Cell]) -> AttackerVerdict:
     )
 
 
-def _evidence(trial: Trial, trials: Sequence[Trial], album: Album) -> Evidence | None:
-    place = most_leaking(trial)
+def _evidence(entry: Verdict, trial: Trial, trials: Sequence[Trial], album: Album) -> Evidence | None:
+    place = _shown(entry, trial)
+    same = [each for each in trials if _victim(each) == _victim(trial)]
     views = [_view("this", attack_words(trial.attack, trial.adaptive), place, album)]
-    same = [each for each in trials if each.trial == trial.trial and each.status == "done"]
-    same.sort(key=lambda each: each.round != trial.round)
-    bare = [each for each in same if each.defense == UNDEFENDED and each.attack == trial.attack]
-    if trial.defense != UNDEFENDED and bare:
-        views.append(_view("positive", f"{trial.attack} without a defense", Place(bare[0], place.index), album))
-    guesses = [each for each in same if each.role == "control" and each.round == same[0].round]
+    missing = []
+    if trial.defense != UNDEFENDED:
+        bare = next((each for each in same if each.defense == UNDEFENDED and each.attack == trial.attack), None)
+        if bare is not None and bare.fault is None:
+            views.append(_view("positive", f"{trial.attack} without a defense", Place(bare, place.index), album))
+        else:
+            missing.append(_no_positive(trial.attack, bare))
+    guesses = [each for each in same if each.role == "control" and each.status == "done"]
     guesses = [each for each in guesses if each.defense == trial.defense] or guesses
     if guesses:
         best = min((Place(each, place.index) for each in guesses), key=lambda each: each.leak)
-        views.append(_view("negative", f"{best.trial.attack}, ignores the update", best, album))
-    truth, guess = album.truth(place), album.guess(place)
-    sample = truth or guess
+        views.append(_view("negative", _guess_words(best.trial), best, album))
+    else:
+        missing.append("No negative control of this victim.")
     if not any(view.scores or view.picture for view in views):
         return None
+    truth, guess = album.truth(place), album.guess(place)
+    sample = truth or guess
     return Evidence(
         anchor=album.anchor(),
         title=place.words,
@@ -125,7 +132,32 @@ def _evidence(trial: Trial, trials: Sequence[Trial], album: Album) -> Evidence |
         known=trial.images is not None and trial.images.truth is not None,
         pictures=trial.images is not None,
         views=tuple(views),
+        missing=tuple(missing),
     )
+
+
+def _victim(trial: Trial) -> tuple[str, int, int, str | None]:
+    """What the trials of one victim share: a client trains on other examples in another round."""
+    return trial.track, trial.trial, trial.round, trial.examples
+
+
+def _shown(entry: Verdict, trial: Trial) -> Place:
+    """The example that the judge names; in files that name none, the most leaking one."""
+    count = trial.images.count if trial.images else max(map(len, filter(None, trial.scores.values())), default=0)
+    named = entry.example
+    return most_leaking(trial) if named is None or named >= count else Place(trial, named)
+
+
+def _no_positive(attack: str, bare: Trial | None) -> str:
+    reason = " was not run" if bare is None else f" {bare.fault}" if bare.status == "failed" else f": {bare.fault}"
+    return f"No positive control of this victim: {attack} without a defense{reason}."
+
+
+def _guess_words(trial: Trial) -> str:
+    """The name of a control. Of several guesses the closest one is shown."""
+    draws = trial.attack_settings.get("draws")
+    best = f"best of {draws} guesses, " if isinstance(draws, int) and draws > 1 else ""
+    return f"{trial.attack}, {best}ignores the update"
 
 
 def _view(kind: str, label: str, place: Place, album: Album) -> View:

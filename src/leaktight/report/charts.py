@@ -11,7 +11,7 @@ from markupsafe import Markup
 from leaktight.report.plots import SHAPES, Box, Drawing, Scale, legend_mark, place_label, text_width, ticks
 from leaktight.report.words import (
     attack_words,
-    defense_words,
+    defense_name,
     metric_words,
     number,
     percent,
@@ -158,15 +158,16 @@ class Series:
     mark: Markup
 
 
-def legend(moments: Sequence[Moment]) -> list[Series]:
+def legend(summary: Summary) -> list[Series]:
     """The series of all panels, in the order of their colours and markers."""
-    return [Series(_name(*key), legend_mark(number)) for number, key in enumerate(_keys(moments))]
+    keys = _keys(summary.over_time or ())
+    return [Series(_name(summary, *key), legend_mark(number)) for number, key in enumerate(keys)]
 
 
 def panels(summary: Summary) -> list[Markup]:
     """A chart each for PSNR, SSIM and accuracy by round, if measured."""
     shown = [Quantity(name, summary.leaks_when(name)) for name in ("psnr", "ssim")]
-    drawn = [_panel(summary.over_time or (), each) for each in (*shown, Quantity("accuracy"))]
+    drawn = [_panel(summary, each) for each in (*shown, Quantity("accuracy"))]
     return [panel for panel in drawn if panel is not None]
 
 
@@ -179,11 +180,12 @@ def _keys(moments: Sequence[Moment]) -> list[tuple[str, str, bool]]:
     return sorted(dict.fromkeys(_key(moment) for moment in moments), key=lambda key: key[0] != UNDEFENDED)
 
 
-def _name(defense: str, attack: str, adaptive: bool) -> str:
-    return f"{attack_words(attack, adaptive)} on {defense_words(defense)}"
+def _name(summary: Summary, defense: str, attack: str, adaptive: bool) -> str:
+    return f"{attack_words(attack, adaptive)} on {defense_name(summary, defense)}"
 
 
-def _panel(moments: Sequence[Moment], shown: Quantity) -> Markup | None:
+def _panel(summary: Summary, shown: Quantity) -> Markup | None:
+    moments = summary.over_time or ()
     values = [value for moment in moments if (value := shown.value(moment)) is not None]
     if not values:
         return None
@@ -209,12 +211,13 @@ def _panel(moments: Sequence[Moment], shown: Quantity) -> Markup | None:
     drawing.names("round", shown.axis, down.start + 42)
     for series, key in enumerate(_keys(moments)):
         mine = [moment for moment in moments if _key(moment) == key]
-        _draw_series(drawing, sorted(mine, key=lambda moment: moment.round), series, shown, across, down)
+        ordered = sorted(mine, key=lambda moment: moment.round)
+        _draw_series(drawing, _name(summary, *key), ordered, series, shown, across, down)
     return drawing.markup()
 
 
 def _draw_series(
-    drawing: Drawing, moments: Sequence[Moment], series: int, shown: Quantity, across: Scale, down: Scale
+    drawing: Drawing, name: str, moments: Sequence[Moment], series: int, shown: Quantity, across: Scale, down: Scale
 ) -> None:
     style = f"series s{series % 6} d{series // 6 % 3}"
     group = drawing.add("g", class_=style)
@@ -226,11 +229,10 @@ def _draw_series(
     line = "L".join(f"{across(moment.round):.2f} {down(value):.2f}" for moment, value in known)
     drawing.add("path", group, class_="trend", d=f"M{line}" if line else "")
     for moment, value in known:
-        name = f"{_name(*_key(moment))}, round {moment.round}"
         drawing.point(
             across(moment.round),
             down(value),
-            label=f"{name}: {shown.label} {shown.written(value)}",
+            label=f"{name}, round {moment.round}: {shown.label} {shown.written(value)}",
             shape=SHAPES[series % len(SHAPES)],
             radius=4,
             class_=style,

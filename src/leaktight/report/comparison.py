@@ -7,31 +7,30 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, tracks_of, verdict_words
+from leaktight.report.judgements import chance_words, leaked_share, tracks_of, valid_trials, verdict_words
 from leaktight.report.page import attackers_of, metrics_of
 from leaktight.report.run_tables import (
     TextTable,
     attack_name,
-    leaked_share,
     mean_words,
     metric_header,
     run_tables,
     titled,
-    valid_trials,
 )
 from leaktight.report.runs import Run
 from leaktight.report.words import (
     MISSING,
-    defense_words,
+    defense_name,
     fact,
     fact_name,
     number,
     percent,
     seconds,
+    signed,
     threat_words,
     tradeoff_names,
 )
-from leaktight.results.schema import Cell, Summary, Track, TradeoffRow, leaks_when
+from leaktight.results.schema import Cell, Summary, Track, TradeoffRow, leaks_when, training_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +133,19 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _verdicts(summaries: Sequence[Summary], names: Sequence[str]) -> TextTable:
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[str, Track], list[str]] = {}
     for position, summary in enumerate(summaries):
         for entry in summary.verdicts:
-            held = found.setdefault(entry.defense, [MISSING] * len(summaries))
+            held = found.setdefault((entry.defense, entry.track), [MISSING] * len(summaries))
             held[position] = verdict_words(entry.verdict, summary.schema_version)
-    rows = tuple((defense_words(defense), *held) for defense, held in found.items())
+    rows = tuple((_defense(summaries, *place), *held) for place, held in found.items())
     return TextTable(title="Verdicts", header=("Defense", *names), rows=rows, text_columns=len(names) + 1)
+
+
+def _defense(summaries: Sequence[Summary], defense: str, track: Track) -> str:
+    """A defense with its settings; where these differ between the runs, those of each."""
+    known = [summary for summary in summaries if training_name(track, defense) in summary.defenses] or summaries[:1]
+    return " / ".join(dict.fromkeys(defense_name(summary, defense, track) for summary in known))
 
 
 Pick = Callable[[Cell], tuple[str, float | None]]
@@ -158,7 +163,7 @@ def _side_by_side(
         if all(value is None for _, value in figures):
             continue
         shown = next(held[key] for held in cells if key in held)
-        row = [defense_words(shown.defense), attack_name(shown), figures[0][0]]
+        row = [_defense(summaries, shown.defense, shown.track), attack_name(shown), figures[0][0]]
         first = figures[0][1]
         for text, value in figures[1:]:
             row += [text, MISSING if value is None or first is None else change(value - first)]
@@ -176,10 +181,7 @@ def _scores(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> 
             return MISSING, None
         return f"{mean_words(score, metric)}; {number(score.worst, metric, unit=False)}", score.mean
 
-    def change(difference: float) -> str:
-        return ("+" if difference > 0 else "") + number(difference, metric, unit=False)
-
-    header, rows = _side_by_side(summaries, names, pick, change)
+    header, rows = _side_by_side(summaries, names, pick, lambda difference: signed(difference, metric))
     notes = {name: note for summary in summaries for name, note in summary.metrics.items()}
     more = "Higher" if leaks_when(metric, notes) == "high" else "Lower"
     return TextTable(

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from leaktight.core.files import replace_atomically
+from leaktight.report.words import percent
 from leaktight.results.schema import TrainingSummary
 
 _COLOURS = ("#0b5fa5", "#b3541e", "#2e7d32", "#7b3fa0", "#8a6d00", "#444444")
@@ -51,18 +52,18 @@ def plot_learning_curve(summary: TrainingSummary, picture: Path) -> None:
         for row in summary.rounds
         if row.accuracy is not None and row.loss is not None
     ]
-    rounds, percent, losses = zip(*rows, strict=True) if rows else ((), (), ())
+    rounds, shares, losses = zip(*rows, strict=True) if rows else ((), (), ())
     figure = _figure(7.2, 4.2)
     left = figure.subplots()
     right = left.twinx()
-    (accuracy,) = left.plot(rounds, percent, color=_COLOURS[0], marker="o", markersize=3, label="test accuracy")
+    (accuracy,) = left.plot(rounds, shares, color=_COLOURS[0], marker="o", markersize=3, label="test accuracy")
     (loss,) = right.plot(rounds, losses, "--", color=_COLOURS[1], marker="s", markersize=3, label="test loss")
     left.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100.5))
     right.set(ylabel="loss")
     right.set_ylim(bottom=0)
     left.grid(alpha=0.25)
     left.legend(handles=[accuracy, loss], loc="center right", frameon=False)
-    reached = "not scored" if summary.final.accuracy is None else f"{100 * summary.final.accuracy:.2f} %"
+    reached = "not scored" if summary.final.accuracy is None else percent(summary.final.accuracy)
     left.set_title(f"{reached} after {summary.rounds[-1].round} rounds", loc="left")
     _save(figure, picture)
 

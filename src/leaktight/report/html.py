@@ -22,6 +22,7 @@ from leaktight.report.comparison import compare
 from leaktight.report.page import build_page
 from leaktight.report.redact import Scrub, finalizer, redacted
 from leaktight.report.runs import Run, load_run
+from leaktight.results.schema import Track
 
 
 def write_report(run_dir: Path) -> Path:
@@ -43,7 +44,7 @@ def render_redacted(run: Run) -> str:
 
 
 def _render(run: Run, *, title: str, scrub: Scrub | None = None) -> str:
-    tradeoff, moments = run.summary.tradeoff, run.summary.over_time or ()
+    tradeoff = run.summary.tradeoff
     return fill(
         "report.html.j2",
         scrub=scrub,
@@ -57,7 +58,7 @@ def _render(run: Run, *, title: str, scrub: Scrub | None = None) -> str:
         pareto_narrow=pareto_plot(run.summary, anchor="pareto-narrow", width=340, height=380),
         tradeoff_names=words.tradeoff_names(tradeoff.rows) if tradeoff else [],
         time_panels=panels(run.summary),
-        time_legend=legend(moments),
+        time_legend=legend(run.summary),
     )
 
 
@@ -112,8 +113,10 @@ def _environment() -> jinja2.Environment:
         threat=words.threat_words,
         fact=words.fact,
         fact_name=words.fact_name,
-        defense=words.defense_words,
+        defense=_defense,
         leaked=judgements.leaked_words,
+        share=judgements.leaked_share,
+        valid=judgements.valid_trials,
         faults=judgements.fault_words,
         victims=judgements.victims_words,
         claim=judgements.claim_words,
@@ -125,12 +128,23 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(
         attack_words=words.attack_words,
         counted=words.counted,
+        defense_words=words.defense_words,
         identification_words=judgements.identification_words,
         interval=words.interval,
         label_words=judgements.label_words,
+        percent=words.percent,
+        span=words.span,
+        accuracy_note=judgements.accuracy_note,
+        recommended_words=judgements.recommended_words,
         verdict_words=judgements.verdict_words,
     )
     return environment
+
+
+@jinja2.pass_context
+def _defense(context: jinja2.runtime.Context, name: str, track: Track = "diagnostic") -> str:
+    """A defense of the run that a template shows, with its settings."""
+    return words.defense_name(context["summary"], name, track)
 
 
 def _asset(name: str) -> str:

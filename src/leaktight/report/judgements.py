@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from leaktight.report.words import VERDICTS, counted, percent, seconds
+from leaktight.report.words import MISSING, VERDICTS, counted, defense_words, listed, percent, seconds
 from leaktight.results.schema import (
     Answer,
     AttackerVerdict,
     Cell,
+    Recommendation,
     Significance,
     Spending,
     Summary,
     Track,
+    Tradeoff,
     Verdict,
     Word,
 )
@@ -70,8 +72,34 @@ def tracks_of(summary: Summary) -> tuple[Track, ...]:
 
 
 def answer_lines(answer: Answer) -> list[tuple[str, str]]:
-    """The five questions and their answers."""
-    return [(label, getattr(answer, name)) for name, label in ANSWERS.items()]
+    """The five questions and their answers; a trade-off begins with what is recommended."""
+    lead = [] if answer.recommended is None else [("Recommended", answer.recommended)]
+    return [*lead, *((label, getattr(answer, name)) for name, label in ANSWERS.items())]
+
+
+def recommended_words(tradeoff: Tradeoff) -> str:
+    """What a trade-off recommends, as a sentence; its reason follows.
+
+    >>> advice = Recommendation(because="", among=("noise", "outpost"))
+    >>> recommended_words(Tradeoff(rows=(), recommendation=advice))
+    'Any of noise and outpost: they cannot be told apart.'
+    """
+    found = tradeoff.recommendation or Recommendation(because="")
+    settings = {row.defense: row.settings for row in tradeoff.rows}
+    if found.defense is not None:
+        return f"{defense_words(found.defense, settings.get(found.defense))}."
+    if found.among:
+        among = listed(defense_words(name, settings.get(name)) for name in found.among)
+        return f"Any of {among}: they cannot be told apart."
+    return "Nothing can be recommended from this run."
+
+
+def accuracy_note(tradeoff: Tradeoff) -> str:
+    """What accuracies of a trade-off are compared with."""
+    return (
+        f"accuracy on {tradeoff.examples} examples; always naming the largest class has {percent(tradeoff.chance)}; "
+        "accuracies whose 95 % intervals overlap are not told apart"
+    )
 
 
 def leaked_words(cell: Cell) -> str:
@@ -83,6 +111,16 @@ def leaked_words(cell: Cell) -> str:
     if cell.victims is None:
         return f"{cell.leaked} of {counted(cell.judged, 'trial')} leaked"
     return f"{cell.leaked} of {cell.judged} reconstructed"
+
+
+def valid_trials(cell: Cell) -> int:
+    """The number of valid trials; in files of earlier versions, of finished ones."""
+    return cell.done if cell.valid is None else cell.valid
+
+
+def leaked_share(cell: Cell) -> str:
+    """How many victims were reconstructed, such as "3 of 5"."""
+    return MISSING if cell.leaked is None else f"{cell.leaked} of {cell.judged}"
 
 
 def fault_words(cell: Cell) -> list[str]:

@@ -134,6 +134,7 @@ def _summary(summary: Summary, ids: Mapping[str, str], scrub: Scrub) -> Summary:
             "cells": tuple(cells),
             "verdicts": tuple(verdicts),
             "training_failed": dict.fromkeys(summary.training_failed, LEFT_OUT),
+            "defenses": {name: _texts(settings, scrub) for name, settings in summary.defenses.items()},
             # charts are drawn from these, and not by a template
             "tradeoff": Tradeoff.model_validate(_texts(tradeoff.document(), scrub)) if tradeoff else None,
             "over_time": tuple(Moment.model_validate(_texts(each.document(), scrub)) for each in moments)
@@ -202,16 +203,16 @@ def _targets(tables: object) -> list[str]:
 
 
 def _command(command: str) -> str:
-    """The options of a command and their numbers; other arguments may be places.
+    """The options of each command and their numbers; other arguments may be places.
 
     >>> _command("leaktight audit hospital.toml --trials 3 --set data.root=/home/me --json --seed=1")
     'leaktight audit [left out] --trials 3 --set [left out] --json --seed=1'
     """
     try:
-        words = shlex.split(command)
+        calls = [shlex.split(line) for line in command.splitlines()]
     except ValueError:
         return LEFT_OUT
-    return " ".join(_argument(word, index) for index, word in enumerate(words))
+    return "\n".join(" ".join(_argument(word, index) for index, word in enumerate(words)) for words in calls)
 
 
 def _argument(word: str, index: int) -> str:

@@ -18,7 +18,6 @@ from leaktight.results.verify import verify
 
 NO_ADAPTIVE = "no adaptive attacker here: "
 """How the detail of a flag begins that says why a defense has no attacker who knows it."""
-_DIGITS = 3
 
 
 def cards_of_run(folder: Path) -> list[Card]:
@@ -70,7 +69,7 @@ def _card(run: Run, verdict: Verdict, digest: str) -> Card:
         setting=_setting(run, naive, verdict.track),
         word=verdict.verdict,
         attackers=tuple(attackers),
-        blind=_most(_rounded(score) for trial in controls for score in trial.scores.get("psnr") or ()),
+        blind=_most(score for trial in controls for score in trial.scores.get("psnr") or ()),
         no_adaptive=_no_adaptive(run, verdict.defense) if not any(each.adaptive for each in attackers) else "",
         claims=claims_of(verdict.defense),
         sources=(Source(digest=digest, config=run.config, victims=victims),),
@@ -82,14 +81,14 @@ def _card(run: Run, verdict: Verdict, digest: str) -> Card:
 def attacker_of(cell: Cell, trials: Sequence[Trial], *, word: Word | None, run: str) -> Attacker:
     """What one attacker found. trials: of its cell. word: its verdict. run: the digest of its run."""
     valid = [trial for trial in trials if trial.fault is None]
-    scores = {_place(trial): tuple(_rounded(each) for each in trial.scores.get("psnr") or ()) for trial in valid}
+    scores = {_place(trial): tuple(trial.scores.get("psnr") or ()) for trial in valid}
     return Attacker(
         attack=cell.attack,
         adaptive=cell.adaptive,
         victims=cell.judged,
         faults=len(trials) - len(valid),
-        psnr=_score(cell.scores.get("psnr")) or Score(mean=None),
-        ssim=_score(cell.scores.get("ssim")),
+        psnr=cell.scores.get("psnr") or Score(mean=None),
+        ssim=cell.scores.get("ssim"),
         worst=_most(score for each in scores.values() for score in each),
         scores=scores,
         reconstructed=cell.reconstructed,
@@ -174,16 +173,3 @@ def _common(values: Sequence[int | str | None]) -> int | str:
 
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, _DIGITS)
-
-
-def _score(score: Score | None) -> Score | None:
-    """A score with few digits, as cards are read and compared by people."""
-    if score is None:
-        return None
-    low, high = score.ci95 or (None, None)
-    ends = None if score.ci95 is None else (_rounded(low), _rounded(high))
-    return Score(mean=_rounded(score.mean), ci95=ends, worst=_rounded(score.worst))

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leaktight.report.cards import one_a_defense
-from leaktight.report.judgements import chance_words, chosen_words, tracks_of, verdict_words
+from leaktight.report.judgements import (
+    chance_words,
+    chosen_words,
+    leaked_share,
+    tracks_of,
+    valid_trials,
+    verdict_words,
+)
 from leaktight.report.page import attackers_of, controls_of, metrics_of
 from leaktight.report.words import (
     MISSING,
     attack_words,
-    defense_words,
+    defense_name,
     fact,
     interval,
     metric_words,
@@ -75,22 +82,12 @@ def mean_words(score: Score | None, metric: str) -> str:
     return number(score.mean, metric, unit=False) + (f" ({span})" if span else "")
 
 
-def valid_trials(cell: Cell) -> int:
-    """The number of valid trials; in files of earlier versions, of finished ones."""
-    return cell.done if cell.valid is None else cell.valid
-
-
-def leaked_share(cell: Cell) -> str:
-    """How many victims were reconstructed, such as "3 of 5"."""
-    return MISSING if cell.leaked is None else f"{cell.leaked} of {cell.judged}"
-
-
 def _verdicts(summary: Summary, track: Track, attackers: dict[Threat, str]) -> TextTable:
     many = len(attackers) > 1
     header = ("Defense", *(["Attacker"] if many else []), "Verdict", "Victims", "Because")
     rows = tuple(
         (
-            defense_words(entry.defense),
+            defense_name(summary, entry.defense, track),
             *([attackers[entry.threat]] if many else []),
             verdict_words(entry.verdict, summary.schema_version),
             fact(entry.victims),
@@ -114,7 +111,7 @@ def _leakage(summary: Summary, track: Track, attackers: dict[Threat, str]) -> Te
         header += [metric_header(metric), "worst", *(["without the update"] if metric in controls else [])]
     rows = []
     for cell in cells:
-        row = [defense_words(cell.defense), attack_name(cell)]
+        row = [defense_name(summary, cell.defense, track), attack_name(cell)]
         row += [attackers.get(cell.threat, MISSING)] if many else []
         row += [str(cell.trials), str(valid_trials(cell)), leaked_share(cell)]
         row += [_chance(cell.identification), _chance(cell.label_reading)] if tests else []
@@ -136,7 +133,7 @@ def _ensembles(summary: Summary, track: Track) -> TextTable:
     header = ("Defense", "Attack", "Chosen by its own evidence", "PSNR of the answer", "PSNR if the truth had chosen")
     rows = tuple(
         (
-            defense_words(cell.defense),
+            defense_name(summary, cell.defense, track),
             attack_name(cell),
             chosen_words(cell),
             number(cell.mean_of("psnr"), "psnr"),
@@ -191,7 +188,7 @@ def _time(summary: Summary) -> TextTable:
         header=("Defense", "Attack", "Round", "PSNR (dB)", "SSIM", "Accuracy", "Trials"),
         rows=tuple(
             (
-                defense_words(moment.defense),
+                defense_name(summary, moment.defense),
                 attack_words(moment.attack, moment.adaptive),
                 str(moment.round),
                 mean_words(moment.scores.get("psnr"), "psnr"),

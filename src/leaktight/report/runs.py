@@ -19,6 +19,7 @@ from leaktight.results.schema import (
     faults_of,
     mean,
     metrics_of,
+    settings_by_defense,
 )
 from leaktight.results.store import read_environment, read_summary, read_text, read_trials
 
@@ -60,13 +61,18 @@ def load_run(path: Path) -> Run:
     recorded = summary.command if summary else ""
     return Run(
         path=path,
-        summary=summary or _summary_so_far(path, trials),
+        summary=_with_settings(summary, trials) if summary else _summary_so_far(path, trials),
         trials=trials,
         config=read_text(path / "config.toml"),
         environment=environment,
         command=read_text(RunFolder(path).command).strip() or recorded or " ".join(environment.command),
         finished=summary is not None,
     )
+
+
+def _with_settings(summary: Summary, trials: Sequence[Trial]) -> Summary:
+    """The summary; that of an older file with the settings of the defenses that its trials name."""
+    return summary if summary.defenses else summary.model_copy(update={"defenses": settings_by_defense(trials)})
 
 
 def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
@@ -80,6 +86,7 @@ def _summary_so_far(path: Path, trials: Sequence[Trial]) -> Summary:
         cells=tuple(_cell_so_far(group) for group in groups.values()),
         metrics=metrics_of(trials),
         ledger=common_ledger(trials),
+        defenses=settings_by_defense(trials),
     )
 
 

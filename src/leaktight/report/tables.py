@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX (booktabs) and CSV."""
+"""Tables as Markdown and CSV; `latex` has those for papers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from leaktight.core.text import shown
 from leaktight.report.comparison import cell_keys, compare, run_names
-from leaktight.report.run_tables import TextTable
+from leaktight.report.latex import to_latex
 from leaktight.report.runs import Run
-from leaktight.report.words import tradeoff_names
+from leaktight.report.words import fact
 from leaktight.results.schema import Cell, Score, Threat
 
 Key = tuple[str, ...]
@@ -20,6 +20,9 @@ _MINUSES = str.maketrans(dict.fromkeys("‐‑‒–—−﹣", "-"))
 CSV_KEYS = ("table", "track", "defense", "attack", "role", "adaptive", "which", "round", "metric", "statistic")
 """Columns of the CSV. track: empty for tables that have one only. which: the number of the cell among those of the same
 attack on the same defense, from 0."""
+
+CSV_NOTES = ("defense_settings", "attacker")
+"""Columns that say more of each figure; where runs differ, what holds for each."""
 
 
 def to_markdown(runs: Sequence[Run]) -> str:
@@ -36,34 +39,25 @@ def to_markdown(runs: Sequence[Run]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_latex(runs: Sequence[Run]) -> str:
-    """A LaTeX `table` environment for each table; needs the package booktabs."""
-    comparison = compare(runs)
-    comments = [f"Leakage: {', '.join(comparison.names)}", *comparison.warnings, *comparison.notes]
-    parts = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(line)}" for line in comments)]
-    parts += [_latex_table(table) for table in comparison.tables]
-    return "\n".join(parts) + "\n"
-
-
 def to_csv(runs: Sequence[Run]) -> str:
     """One line per figure: its key, its value in each run, and the differences from the first run."""
     names = run_names(runs)
     found: dict[Key, dict[int, float]] = {}
-    attackers: dict[Key, dict[str, None]] = {}
+    notes: dict[Key, dict[tuple[str, str], None]] = {}
     for position, run in enumerate(runs):
         for key, attacker, value in _figures(run):
             if value is not None:
                 found.setdefault(key, {})[position] = value
-                attackers.setdefault(key, {})[attacker] = None
+                notes.setdefault(key, {})[_settings(run, key), attacker] = None
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     columns = [csv_text(name) for name in names] if len(runs) > 1 else ["value"]
-    writer.writerow([*CSV_KEYS, "attacker", *columns, *(csv_text(f"{name} minus {names[0]}") for name in names[1:])])
+    writer.writerow([*CSV_KEYS, *CSV_NOTES, *columns, *(csv_text(f"{name} minus {names[0]}") for name in names[1:])])
     for key, held in found.items():
         values = [held.get(at) for at in range(len(runs))]
         changes = [None if value is None or values[0] is None else value - values[0] for value in values[1:]]
-        who = " | ".join(attackers[key])
-        writer.writerow([*map(csv_text, (*key, who)), *map(_csv_number, values + changes)])
+        told = [" | ".join(dict.fromkeys(each)) for each in zip(*notes[key], strict=True)]
+        writer.writerow([*map(csv_text, (*key, *told)), *map(_csv_number, values + changes)])
     return buffer.getvalue()
 
 
@@ -75,41 +69,6 @@ def markdown(text: str) -> str:
     """
     escaped = re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", _one_line(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "–": "--",
-    "−": "$-$",
-    "×": r"$\times$",
-    "∞": r"$\infty$",
-    "“": "``",
-    "”": "''",
-}
-_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-
-
-def latex(text: str) -> str:
-    r"""Text with LaTeX's special characters escaped.
-
-    >>> latex("50 % of a_b {x} \\ ^")
-    '50 \\% of a\\_b \\{x\\} \\textbackslash{} \\textasciicircum{}'
-    >>> latex("1.6 × 10⁻⁵")
-    '1.6 $\\times$ 10$^{-5}$'
-    """
-    plain = "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
-    return re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda found: f"$^{{{found[0].translate(_RAISED)}}}$", plain)
 
 
 def csv_text(text: str) -> str:
@@ -131,37 +90,15 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
 
 
-def _latex_table(table: TextTable) -> str:
-    columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
-    if table.prose:
-        columns = columns[:-1] + r"p{0.5\linewidth}"
-    rows = [" & ".join(latex(cell) for cell in row) + r" \\" for row in (table.header, *table.rows)]
-    caption = f"{latex(table.title)}. {latex(table.note)}".strip()
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            rows[0],
-            r"\midrule",
-            *rows[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
-
-
 def _figures(run: Run) -> Iterator[tuple[Key, str, float | None]]:
     """Every figure of a run: its key in the order of `CSV_KEYS`, the attacker, the value in full precision."""
     for key, cell in zip(cell_keys(run.summary.cells), run.summary.cells, strict=True):
         for (metric, statistic), value in _cell_figures(cell):
             yield ("leakage", *key, "", metric, statistic), _attacker(cell.threat), value
     tradeoff = run.summary.tradeoff
-    for row, name in zip(tradeoff.rows, tradeoff_names(tradeoff.rows), strict=True) if tradeoff else ():
-        cost = ("tradeoff", "", name, "", "", "", "", "")
+    for at, row in enumerate(tradeoff.rows if tradeoff else ()):
+        earlier = sum(other.defense == row.defense for other in tradeoff.rows[:at]) if tradeoff else 0
+        cost = ("tradeoff", "", row.defense, "", "", "", str(earlier) if earlier else "", "")
         yield (*cost, row.leak.metric, "worst"), "", row.leak.worst
         yield (*cost, "accuracy", "final"), "", row.accuracy
         yield (*cost, "seconds_per_round", "mean"), "", row.seconds_per_round
@@ -173,6 +110,13 @@ def _figures(run: Run) -> Iterator[tuple[Key, str, float | None]]:
             for statistic, value in _statistics(score):
                 yield (*when, metric, statistic), "", value
         yield (*when, "accuracy", "mean"), "", moment.accuracy
+
+
+def _settings(run: Run, key: Key) -> str:
+    """All settings of the defense of a figure."""
+    _, track, defense, *_ = key
+    settings = run.summary.defense_settings(defense, "production" if track == "production" else "diagnostic")
+    return fact(settings) if settings else ""
 
 
 def _cell_figures(cell: Cell) -> Iterator[tuple[tuple[str, str], float | None]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from leaktight.core.threat_presets import placed
-from leaktight.results.schema import UNDEFENDED, Score, Threat, TradeoffRow, Word
+from leaktight.results.schema import UNDEFENDED, Score, Summary, Threat, Track, TradeoffRow, Word
 
 MISSING = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -33,6 +33,7 @@ METRICS: Mapping[str, MetricWords] = {
     "loss": MetricWords("loss", "", None),
     "label_accuracy": MetricWords("labels found", "%", 0, "share of the batch's labels that the attack got right"),
 }
+"""How every number of a metric is written, wherever it is printed: see `number`."""
 
 VERDICTS: Mapping[Word, str] = {
     "reconstructed": "Reconstructed",
@@ -77,6 +78,25 @@ _LEDGER_VALUES: Mapping[tuple[str, str], str] = {
 }
 
 
+_ACCOUNTED = {"delta": 1e-05, "accountant": "rdp"}
+_USUAL: Mapping[str, Mapping[str, object]] = {
+    "noise": {"at": "step", "distribution": "gaussian"},
+    "clipping": {"at": "step", "scope": "global"},
+    "compression": {"at": "step", "scope": "tensor"},
+    "minmax": {"at": "update", "unbiased": True},
+    "percentile_privacy": {"per_step": True},
+    "soteria": {"epsilon": 0.0},
+    "graddefense": {"clip": False, "root_samples": 16, "refresh": "round", "variant": "paper"},
+    "outpost": {"count": "all_rounds", "fisher": "column", "variant": "paper"},
+    "dp_sgd": _ACCOUNTED,
+    "fed_cdp": {**_ACCOUNTED, "decay_rounds": 100, "layers": "tensor"},
+    "client_dp": {**_ACCOUNTED, "noise_shares": 1, "sampling_rate": 1.0, "adjacency": "remove"},
+    "adadefense": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-08, "epsilon_inside": False, "variant": "paper"},
+    "fedkl": {"variant": "paper"},
+}
+"""By kind of defense, settings that go without saying while they have these values, their defaults."""
+
+
 def metric_words(name: str) -> MetricWords:
     return METRICS.get(name) or MetricWords(name.replace("_", " "), digits=None)
 
@@ -98,6 +118,16 @@ def number(value: float | None, metric: str, *, unit: bool = True) -> str:
     else:
         text = f"{round(shown, words.digits) + 0.0:.{words.digits}f}".replace("-", "−")  # + 0.0: no "−0.00"
     return f"{text} {words.unit}" if unit and words.unit else text
+
+
+def signed(value: float, metric: str, *, unit: bool = False) -> str:
+    """A difference of two scores, with its sign.
+
+    >>> signed(0.031, "ssim"), signed(-2.04, "psnr"), signed(0.001, "ssim")
+    ('+0.03', '−2.0', '0.00')
+    """
+    text = number(value, metric, unit=unit)
+    return f"+{text}" if value > 0 and number(value, metric) != number(0.0, metric) else text
 
 
 def significant(value: float) -> str:
@@ -137,10 +167,20 @@ def seconds(value: float | None) -> str:
 
 def interval(score: Score | None, metric: str) -> str:
     """The 95 % interval, such as "0.10 to 0.20"; empty if there is none."""
-    if score is None or score.ci95 is None or None in score.ci95:
+    return "" if score is None else span(score.ci95, lambda end: number(end, metric, unit=False))
+
+
+def span(ends: tuple[float | None, float | None] | None, write: Callable[[float], str]) -> str:
+    """An interval; empty if there is none.
+
+    >>> span((0.1, 0.25), percent), span(None, percent)
+    ('10.0 to 25.0 %', '')
+    """
+    if ends is None or ends[0] is None or ends[1] is None:
         return ""
-    low, high = score.ci95
-    return f"{number(low, metric, unit=False)} to {number(high, metric, unit=False)}"
+    low, high = map(write, (ends[0], ends[1]))
+    unit = " %" if high.endswith(" %") else ""
+    return f"{low.removesuffix(unit)} to {high}"
 
 
 def threat_words(threat: Threat) -> str:
@@ -189,18 +229,36 @@ def counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
-def defense_words(name: str) -> str:
-    return "no defense" if name == UNDEFENDED else name
+def defense_words(name: str, settings: Mapping[str, object] | None = None) -> str:
+    """A defense with the settings that say how strong it is and how it works; others only if their values are unusual.
+
+    >>> defense_words("noise", {"at": "step", "distribution": "gaussian", "noise_std": 0.1}), defense_words("none")
+    ('noise (noise_std 0.1)', 'no defense')
+    >>> defense_words("noise(at=update)", {"at": "update", "distribution": "gaussian", "noise_std": 0.1})
+    'noise (at update, noise_std 0.1)'
+    >>> parts = [{"kind": "lrp", "spread": 1.0}, {"kind": "minmax", "at": "update", "keep_share": 0.05}]
+    >>> defense_words("stack", {"parts": parts})
+    'lrp (spread 1) + minmax (keep_share 0.05)'
+    """
+    if name == UNDEFENDED:
+        return "no defense"
+    kind, settings = name.partition("(")[0], settings or {}
+    parts = settings.get("parts")
+    if kind == "stack" and isinstance(parts, list | tuple):
+        return " + ".join(defense_words(str(each.get("kind")), each) for each in parts if isinstance(each, Mapping))
+    usual = {"kind": kind, **_USUAL.get(kind, {})}
+    told = {key: value for key, value in settings.items() if key not in usual or value != usual[key]}
+    return f"{kind} ({fact(told)})" if told else name
+
+
+def defense_name(summary: Summary, defense: str, track: Track = "diagnostic") -> str:
+    """A defense of a run with its settings."""
+    return defense_words(defense, summary.defense_settings(defense, track))
 
 
 def tradeoff_names(rows: Sequence[TradeoffRow]) -> list[str]:
-    """The names of the defenses, with the settings in which equal names differ."""
-    names = []
-    for row in rows:
-        others = [other.settings for other in rows if other.defense == row.defense and other is not row]
-        own = {key: value for key, value in row.settings.items() if any(old.get(key) != value for old in others)}
-        names.append(defense_words(row.defense) + (f" ({fact(own)})" if own else ""))
-    return names
+    """The defenses of a trade-off with their settings."""
+    return [defense_words(row.defense, row.settings) for row in rows]
 
 
 def attack_words(name: str, adaptive: bool) -> str:

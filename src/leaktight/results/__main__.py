@@ -9,12 +9,19 @@ from pathlib import Path
 
 from leaktight.core.files import write_atomically
 from leaktight.results.card import Card
+from leaktight.results.forecast import Forecast
 from leaktight.results.schema import Record, Summary, TrainingSummary, Trial
 
-DOCUMENTS: Mapping[str, type[Record]] = {"trial": Trial, "summary": Summary, "training": TrainingSummary, "card": Card}
+DOCUMENTS: Mapping[str, type[Record]] = {
+    "trial": Trial,
+    "summary": Summary,
+    "training": TrainingSummary,
+    "card": Card,
+    "forecast": Forecast,
+}
 """trial: a line of `trials.jsonl`. summary: of an audit, a trade-off, an inspection.
 
-training: of a training run. card: of the leaderboard.
+training: of a training run. card: of the leaderboard. forecast: of a dry run.
 """
 
 

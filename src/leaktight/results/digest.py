@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from leaktight.results.history import HISTORY
 from leaktight.results.lines import canonical, hashed, whole_lines
 from leaktight.results.schema import Record, Summary, Trial, parse
 from leaktight.results.store import read_file
@@ -20,7 +21,8 @@ from leaktight.results.store import read_file
 MANIFEST = "digests.json"
 """The file that holds the hashes behind the digest, to say which part differs."""
 SETTINGS = ("config.toml", "environment.json", "command.txt")
-"""Files of a run that its digest covers, besides the trials, their pictures and the summary."""
+"""Files of a run that its digest covers, besides the trials, their pictures, the summary, and the history of a run that
+grew."""
 
 
 class Manifest(Record):
@@ -52,7 +54,7 @@ class Lines:
 def make_manifest(folder: Path, lines: Lines, summary: Mapping[str, object]) -> Manifest:
     """The hashes of a run. summary: the content of its `summary.json`."""
     return Manifest(
-        files={name: _hashed_file(folder, name) for name in SETTINGS},
+        files={name: _hashed_file(folder, name) for name in (*SETTINGS, *_grown(folder))},
         trials={name: hashed(b"\n".join(texts)) for name, texts in lines.texts.items()},
         pictures={name: _hashed_file(folder, name) for name in lines.pictures},
         summary=hashed(canonical({key: value for key, value in summary.items() if key != "digest"})),
@@ -78,6 +80,11 @@ def read_lines(folder: Path) -> Lines:
             texts.setdefault(trial.id, []).append(canonical(json.loads(line)))
             pictures |= dict.fromkeys(_pictures(trial))
     return Lines(texts, tuple(pictures), torn=bool(content[whole:].strip()))
+
+
+def _grown(folder: Path) -> Iterable[str]:
+    """The file with what the run was before it grew, if it did."""
+    return (HISTORY,) if (folder / HISTORY).exists() else ()
 
 
 def _pictures(trial: Trial) -> Iterable[str]:

@@ -6,7 +6,7 @@ import json
 import platform
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,9 +18,11 @@ from leaktight.core.errors import CheckpointError, MachineError, ResultsError, U
 from leaktight.core.faults import remedy
 from leaktight.core.files import make_private_folder, remove_partial, without_secrets, write_atomically, write_private
 from leaktight.core.keys import KEY_BYTES, parse_key
+from leaktight.results.differences import changes, read_record, refusal
 from leaktight.results.digest import MANIFEST, sealed
+from leaktight.results.history import HISTORY, Stage, read_history
 from leaktight.results.schema import Environment, Summary, TrainingSummary
-from leaktight.results.store import read_summary, read_text
+from leaktight.results.store import read_file, read_summary, read_text
 
 _RECORDED_PACKAGES = ("leaktight", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "torchmetrics")
 
@@ -115,6 +117,45 @@ class RunFolder:
         for name in ("junit.xml", "sarif.json", "report.html", self.summary.name, MANIFEST):
             (self.path / name).unlink(missing_ok=True)
 
+    def outgrow_summary(self) -> None:
+        """Withdraw the summary, if there is one, as more trials follow; the history counts it as a look."""
+        if self.summary.exists():
+            self._remember()
+            self.withdraw_summary()
+
+    def grow(self, config_text: str, call: str = "") -> None:
+        """Let the run go on with these settings; `history.json` keeps those it had. call: what asked for it.
+
+        The new settings are written last: an interrupted growth is asked for again, and leaves the run as it was.
+        """
+        self._remember()
+        self.withdraw_summary()
+        if call and self.calls[-1:] != (call,):
+            write_atomically(self.command, "".join(f"{each}\n" for each in (*self.calls, call)))
+        write_atomically(self.config, config_text)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The call that started the run, and those that let it grow."""
+        return tuple(read_text(self.command).splitlines())
+
+    def looks(self, trials: int) -> int:
+        """How often a summary of fewer trials than these was written."""
+        return read_history(self.path).looks(trials)
+
+    def _remember(self) -> None:
+        """Write what the run is now to its history."""
+        before = self._written()
+        lines = (read_file(self.path / "trials.jsonl") or b"").count(b"\n")
+        stage = Stage(
+            config=read_text(self.config),
+            command="\n".join(self.calls),
+            trials=lines if before is None else sum(cell.trials for cell in before.cells),
+            digest=None if before is None else before.digest,
+        )
+        history = read_history(self.path).with_stage(stage)
+        write_atomically(self.path / HISTORY, json.dumps(history.document(), indent=1))
+
     def _written(self) -> Summary | None:
         """The summary in the folder; None if there is none that can be read."""
         try:
@@ -126,14 +167,30 @@ class RunFolder:
         write_atomically(self.summary, json.dumps(summary.document(), indent=1))
 
 
+Grow = Callable[[RunFolder, str], None]
+"""Lets the run in a folder go on with the settings of a new `config.toml`, or raises UsageError."""
+
+
+def refuse(folder: RunFolder, config_text: str) -> None:
+    """Name the settings in which a run differs from `config_text`."""
+    held = read_record(read_text(folder.config), folder.config)
+    raise refusal(folder.path, list(changes(held, read_record(config_text, "the new settings"))))
+
+
 @contextmanager
 def open_run(
-    path: Path, config_text: str, *, resume: bool, clients: bool = True, key: bytes | None = None
+    path: Path,
+    config_text: str,
+    *,
+    resume: bool,
+    clients: bool = True,
+    key: bytes | None = None,
+    grow: Grow = refuse,
 ) -> Iterator[RunFolder]:
     """Create a run's folder, or open an existing one if `resume`. Raises UsageError if another process writes to it.
 
     clients: whether the run has clients, which need a secret key. key: the key of an experiment to replay; None for a
-    new one.
+    new one. grow: called if the run there has other settings.
     """
     folder = RunFolder(path)
     try:
@@ -148,13 +205,10 @@ def open_run(
         remove_partial(path, None if folder.started else _WRITTEN_FIRST)
         if folder.started and not resume:
             raise UsageError(f"{path} already holds a run; add --resume to continue it, or choose another --out")
-        if folder.started and (held := read_text(folder.config)) != config_text:
-            raise UsageError(
-                f"{path} holds a run with other settings ({_first_difference(held, config_text)}); "
-                "resume it with the same settings, or choose another --out"
-            )
         if folder.started and key is not None and key != folder.key:
             raise UsageError(f"{path} holds a run with another secret_seed; leave it out, or choose another --out")
+        if folder.started and read_text(folder.config) != config_text:
+            grow(folder, config_text)
         if not folder.started:
             if clients:
                 write_private(folder.secret, (key or secrets.token_bytes(KEY_BYTES)).hex() + "\n")
@@ -175,11 +229,17 @@ def next_folder(parent: Path, name: str) -> Path:
 
 def latest_folder(parent: Path, name: str, config_text: str) -> Path:
     """The newest folder `name-NNN` whose run has exactly these settings."""
-    for path in sorted(parent.glob(f"{name}-[0-9][0-9][0-9]*"), reverse=True):
-        folder = RunFolder(path)
-        if folder.started and folder.config.read_text() == config_text:
+    for path in started_folders(parent, name):
+        if read_text(RunFolder(path).config) == config_text:
             return path
     raise UsageError(f"no run of {name} with these settings below {parent}; run it without --resume, or name its --out")
+
+
+def started_folders(parent: Path, name: str) -> list[Path]:
+    """The folders `name-NNN` in `parent` that hold a run, the newest first."""
+    paths = [path for path in parent.glob(f"{name}-*") if path.name.rpartition("-")[2].isdigit()]
+    newest = sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    return [path for path in newest if RunFolder(path).started]
 
 
 def environment() -> Environment:
@@ -209,10 +269,3 @@ def _said(summary: Summary) -> dict[str, object]:
     return {key: value for key, value in summary.document().items() if key not in ("spending", "digest")} | {
         "trials": summary.spending and summary.spending.trials
     }
-
-
-def _first_difference(old: str, new: str) -> str:
-    before, after = set(old.splitlines()), set(new.splitlines())
-    changed = next((line for line in new.splitlines() if line not in before), None)
-    removed = next((line for line in old.splitlines() if line not in after), None)
-    return f"it has {removed!r}, this one has {changed!r}"

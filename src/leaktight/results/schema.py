@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from leaktight.core.errors import ResultsError
+from leaktight.core.text import as_written
 
 SCHEMA_VERSION = 2
 """2: one verdict a defense, in new words; validity, ranks and tracks of trials."""
@@ -254,15 +255,15 @@ class Trial(TrialHead, TrialOutcome):
         missing = any(score is None for scores in self.scores.values() if scores is not None for score in scores)
         if missing or (self.searches and self.role == "attack" and self.loss is None):
             return "gave values that are not finite"
-        if self.searches and self.stuck:
+        if self.stuck:
             return "its own loss did not fall"
         return None
 
     @property
     def stuck(self) -> bool:
-        """Whether the attack's own loss has not fallen."""
+        """Whether the attack searches and its own loss has not fallen."""
         first, last = self.first_loss, self.loss
-        if first is None or last is None or abs(first) <= _EXACT:
+        if not self.searches or first is None or last is None or abs(first) <= _EXACT:
             return False
         return last > first - (1 - FALLEN) * abs(first)
 
@@ -381,7 +382,8 @@ class Verdict(Record):
     threat: of the strongest attacker. because: the evidence. advice: what to do if nothing can be concluded, else "".
     victims: those that the conclusion rests on. below: "nothing-found" claims with 95 % confidence that fewer than this
     share of victims are reconstructed. worst_attack: the strongest attack. trial_id: its most leaking trial.
-    attackers: every attack by itself, the strongest first. certified: the attack proved it without the truth.
+    example: the one of that trial's examples, from 0, that shows the finding best. attackers: every attack by itself,
+    the strongest first. certified: the attack proved it without the truth.
     """
 
     defense: str
@@ -394,13 +396,15 @@ class Verdict(Record):
     below: Figure = None
     worst_attack: str | None = None
     trial_id: str | None = None
+    example: int | None = None
     attackers: tuple[AttackerVerdict, ...] = ()
     certified: bool = False
 
 
 class Answer(Record):
-    """The result in five sentences."""
+    """The result in five sentences. recommended: of a trade-off, which leads with it; None for an audit."""
 
+    recommended: str | None = None
     leaks: str
     to_whom: str
     how_sure: str
@@ -439,18 +443,24 @@ class Flag(Record):
 
 
 class Leak(Record):
-    """The leakage of a defense: `metric` and PSNR of its most leaking trial, and the mean over that attack's trials."""
+    """The leakage of a defense: `metric` and PSNR of its most leaking trial, and the mean over that attack's trials.
+
+    ci95: the interval of the mean. less: how much lower than without a defense, over the same victims.
+    """
 
     metric: str = "ssim"
     worst: Figure = None
     average: Figure = None
+    ci95: tuple[Figure, Figure] | None = None
     attack: str | None = None
     psnr: Figure = None
+    less: Score | None = None
 
 
 class TradeoffRow(Record):
     """A defense: leakage, final accuracy, seconds of the median round, share of client time, Pareto front or not.
 
+    accuracy_ci95: the interval of the accuracy over test examples. learned: whether it is clearly above chance.
     client_seconds, client_bytes: of one client in the median round, its training and what it sends.
     """
 
@@ -458,6 +468,8 @@ class TradeoffRow(Record):
     settings: dict[str, Plain] = {}
     leak: Leak
     accuracy: Figure = None
+    accuracy_ci95: tuple[Figure, Figure] | None = None
+    learned: bool | None = None
     seconds_per_round: Figure = None
     cost_share: Figure = None
     client_seconds: Figure = None
@@ -466,17 +478,23 @@ class TradeoffRow(Record):
 
 
 class Recommendation(Record):
-    """The recommended defense, or None, and the reason."""
+    """The recommended defense, or None, and the reason. among: defenses of which none can be preferred."""
 
     defense: str | None = None
+    among: tuple[str, ...] = ()
     because: str
 
 
 class Tradeoff(Record):
-    """The defenses of a trade-off, and the recommendation."""
+    """The defenses of a trade-off, and the recommendation.
+
+    chance: the accuracy of always naming the largest class. examples: on which accuracy was measured.
+    """
 
     rows: tuple[TradeoffRow, ...]
     recommendation: Recommendation | None = None
+    chance: Figure = None
+    examples: int | None = None
 
 
 class Moment(_Scored):
@@ -498,7 +516,8 @@ class Summary(Record):
     confidence: the share of victims that "nothing-found" has to stay below. spending: of trials and time. digest: of
     all trials, see `leaktight verify`. ledger: the conditions that all attacks share.
     training_failed: by defense, why training failed. over_time: None unless several rounds were attacked.
-    truth_given: False for an inspection without the true images.
+    truth_given: False for an inspection without the true images. defenses: all settings of each, by `training_name`.
+    earlier_looks: how often a summary of fewer trials was written before the run went on; chances are corrected for it.
     """
 
     schema_version: Version
@@ -519,9 +538,16 @@ class Summary(Record):
     tradeoff: Tradeoff | None = None
     over_time: tuple[Moment, ...] | None = None
     truth_given: bool = True
+    defenses: dict[str, dict[str, Plain]] = {}
+    earlier_looks: int = 0
 
     def leaks_when(self, metric: str) -> Direction:
         return leaks_when(metric, self.metrics)
+
+    def defense_settings(self, defense: str, track: Track = "diagnostic") -> dict[str, Plain]:
+        """The settings of a defense in a track, else in another one; empty if they are not known."""
+        names = (training_name(each, defense) for each in (track, "diagnostic", "production"))
+        return next((self.defenses[name] for name in names if name in self.defenses), {})
 
 
 class Round(Record):
@@ -554,11 +580,12 @@ class Final(Record):
 
 
 class DefenseCost(Record):
-    """The cost of a defense in the clients' time; other fields are figures that the defense reports."""
+    """The cost of a defense in the clients' time, and its settings; other fields are figures that it reports."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
     kind: str
+    settings: dict[str, Plain] = {}
     share_of_time: float | None = None
     seconds_per_step: float | None = None
 
@@ -608,7 +635,7 @@ def first_fault(error: ValidationError) -> str:
     expected = first["msg"].removeprefix("Value error, ")
     given = first["input"]
     shown = place and first["type"] != "missing" and len(str(given)) < 80
-    return f"{f'{place}: ' if place else ''}{expected}{f', got {given!r}' if shown else ''}"
+    return f"{f'{place}: ' if place else ''}{expected}{f', got {as_written(given)}' if shown else ''}"
 
 
 def leaks_when(metric: str, notes: Mapping[str, MetricNote]) -> Direction:
@@ -635,6 +662,11 @@ def severity(word: Word) -> int:
 def training_name(track: Track, defense: str) -> str:
     """The name of a defense's federation, in `Summary.training_failed` and for readers."""
     return f"{defense} (production)" if track == "production" else defense
+
+
+def settings_by_defense(trials: Iterable[TrialHead]) -> dict[str, dict[str, Plain]]:
+    """The settings of the defenses of these trials, for `Summary.defenses`."""
+    return {training_name(each.track, each.defense): each.defense_settings for each in trials}
 
 
 def common_ledger(trials: Iterable[Trial]) -> Ledger:

@@ -7,7 +7,7 @@ one removes. The pictures of a trial are written before its line.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,11 @@ class TrialStore:
         lines = read_lines(self.file, read_file(self.file) or b"")
         kept = [line for line in lines if line.trial.status != "failed"]
         write_atomically(self.file, b"".join(line.text + b"\n" for line in kept))
+        self.trials = read_trials(self.path)
+
+    def replace_all(self, trials: Sequence[Trial]) -> None:
+        """Put these trials in the place of all others, at once."""
+        write_atomically(self.file, b"".join(line_of(trial) for trial in trials))
         self.trials = read_trials(self.path)
 
     @property

@@ -197,7 +197,7 @@ def test_prepared_tensors_are_copies_each_its_own() -> None:
     ("change", "message"),
     [
         ({"0.weight": torch.full((2, 1, 3, 3), math.nan)}, "NaN or infinity in '0.weight'"),
-        ({"0.weight": torch.zeros(2, 1, 3, 4)}, r"'0.weight' of shape \(2, 1, 3, 3\), got \(2, 1, 3, 4\)"),
+        ({"0.weight": torch.zeros(2, 1, 3, 4)}, r"'0.weight' of shape 2 x 1 x 3 x 3, got 2 x 1 x 3 x 4"),
         ({"other": torch.zeros(1)}, "got 'other'"),
     ],
 )

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.results.made import KNOWING, changed, made_trial, panel, place_by
+from tests.results.made import KNOWING, changed, made_row, made_trial, panel, place_by
 
 from leaktight.audits.judge.cells import gather
 from leaktight.audits.judge.checks import CHECKS, Check, Evidence, raise_flags
+from leaktight.audits.judge.tradeoff import Scored, weigh
 from leaktight.audits.judge.verdict import Panel
-from leaktight.results.schema import FlagPlace, Trial
+from leaktight.results.schema import FlagPlace, Tradeoff, Trial
 
 
 def good() -> list[Trial]:
@@ -36,22 +37,30 @@ BAD: dict[str, tuple[Callable[[], list[Trial]], str | None]] = {
     "no-control": (lambda: [trial for trial in good() if trial.role == "attack"], None),
     "no-adaptive-attacker": (panel, None),
     "few-decoys": (lambda: spoilt(("noise", "csdlg"), rank={"place": 3, "decoys": 9}), None),
+    "grown-after-a-look": (good, None),
     "easier-than-training": (good, "1 example instead of 60"),
+    "accuracy-near-chance": (good, None),
 }
+LOW = changed(made_row("noise", 0.3, 0.11), accuracy_ci95=(0.08, 0.15), learned=False)
+UNTRAINED = weigh([LOW], [], Scored(360, 0.1))
 
 
-def codes(trials: list[Trial], easier: str | None = None) -> set[str]:
-    return {each.check.code for each in raise_flags(Evidence(Panel(gather(trials), 0.15), easier))}
+def codes(
+    trials: list[Trial], easier: str | None = None, weighed: Tradeoff | None = None, *, earlier_looks: int = 0
+) -> set[str]:
+    judged = Panel(gather(trials), 0.15, earlier_looks=earlier_looks)
+    return {each.check.code for each in raise_flags(Evidence(judged, easier, weighed=weighed))}
 
 
 def test_a_good_evaluation_raises_nothing() -> None:
     assert codes(good()) == set()
+    assert codes(good(), weighed=weigh([changed(LOW, learned=True)], [], Scored(360, 0.1))) == set()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
 def test_each_check_is_raised_by_its_case(check: Check) -> None:
     trials, easier = BAD[check.code]
-    assert check.code in codes(trials(), easier)
+    assert check.code in codes(trials(), easier, UNTRAINED, earlier_looks=int(check.code == "grown-after-a-look"))
 
 
 def test_a_flag_says_where_why_and_what_to_do() -> None:

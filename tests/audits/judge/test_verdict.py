@@ -7,7 +7,7 @@ import pytest
 from tests.results.made import CRASHED, KNOWING, THREAT, changed, in_production, made_row, made_trial, panel, place_by
 
 from leaktight.audits.judge.cells import gather
-from leaktight.audits.judge.tradeoff import recommend
+from leaktight.audits.judge.recommend import recommend
 from leaktight.audits.judge.verdict import Panel
 from leaktight.results.schema import Trial, Verdict
 
@@ -78,7 +78,7 @@ def test_a_failure_is_never_protection(case: str) -> None:
     assert reason in found.because
     assert found.advice.endswith(".")
     rows = [made_row("none", 0.9, 0.9), made_row("noise", 0.1, 0.9)]
-    assert recommend(rows, list(judged(trials()).values())).defense is None
+    assert recommend(rows, list(judged(trials()).values()), 0.1).defense is None
 
 
 def test_a_smaller_claim_needs_fewer_victims() -> None:
@@ -255,3 +255,27 @@ def test_trials_on_the_same_examples_are_not_answered_with_the_number_of_trials_
     assert (found.verdict, found.victims) == ("cannot-conclude", 10)
     assert "found nothing on 10 victims, since some of its 20 trials attacked the same examples" in found.because
     assert found.advice.startswith("Set more --trials, attack more clients")
+
+
+def test_the_evidence_is_an_example_that_was_reconstructed() -> None:
+    """Not the one of the highest score, which a guess without the update reaches as well."""
+    trials = [
+        made
+        for trial in range(6)
+        for made in (
+            made_trial("none", "csdlg", trial, ssim=[0.2, 0.97, 0.9], place=1),
+            made_trial("none", "mean_image", trial, ssim=[0.1, 0.95, 0.3], role="control"),
+        )
+    ]
+    found = Panel(gather(trials), 0.15).verdict("diagnostic", "none")
+    assert found.verdict == "reconstructed"
+    assert (found.trial_id, found.example) == (trials[0].id, 2)
+
+
+def test_where_ssim_is_the_same_in_print_the_evidence_has_the_higher_psnr() -> None:
+    scores = ((0.999, 30.0), (0.9985, 42.0), (0.9991, 36.0))
+    trials = [
+        made_trial("none", "csdlg", trial, ssim=[ssim], psnr=[psnr], place=1)
+        for trial, (ssim, psnr) in enumerate(scores)
+    ]
+    assert Panel(gather(trials), 0.15).verdict("diagnostic", "none").trial_id == trials[1].id

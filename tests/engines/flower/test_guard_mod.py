@@ -12,6 +12,7 @@ from torch import nn
 
 from leaktight.api.flower import guard_mod
 from leaktight.core.checksum import without_checksum
+from leaktight.core.errors import UsageError
 from leaktight.core.tensors import unpack
 from leaktight.guard import BroadcastGuard
 
@@ -64,6 +65,14 @@ def test_a_fishing_model_is_refused_without_a_reason_for_the_server(caplog: pyte
     assert reply.has_error()
     assert "last layer" not in str(reply.error.reason)
     assert "a bias of the last layer stands out" in caplog.text
+
+
+def test_a_lazy_network_is_materialised_by_the_inputs() -> None:
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 3))
+    guard_mod(BroadcastGuard(), lazy, inputs=INPUTS)
+    assert isinstance(lazy[1], nn.LazyLinear), "the caller's own stays as it is"
+    with pytest.raises(UsageError, match="got lazy modules; run it once, or give inputs"):
+        guard_mod(BroadcastGuard(), lazy)
 
 
 def test_with_warn_the_function_is_called() -> None:

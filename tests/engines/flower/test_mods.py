@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +57,7 @@ def build():
 PLAIN = """
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -94,7 +95,9 @@ def main(grid, context):
     for parameter in net.parameters():
         torch.nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
     strategy = FedAvg(fraction_evaluate=0.0)
-    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(net.state_dict()), num_rounds=1)
+    asked = ConfigRecord({"lr": 0.1})
+    arrays = ArrayRecord(net.state_dict())
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1, train_config=asked)
     context.state["arrays"] = result.arrays
 """
 
@@ -124,18 +127,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspected(folder: Path, captured: Path) -> Any:
-    """What `leaktight inspect` makes of the first client's update."""
+    """What the command of a note makes of the first client's update, run as it is."""
     from PIL import Image
 
     note = json.loads((captured / "note.json").read_text())
     assert note["answered"]["metrics"]["num-examples"] == 1
+    command = shlex.split(note["inspect"])
+    assert command[:2] == ["leaktight", "inspect"]
+    assert command[command.index("--batch-size") + 1] == "1"
+    assert command[command.index("--local") + 1] == "learning_rate=0.1"
     truth = folder / "truth.png"
     rows, columns = np.mgrid[0:16, 0:16]
     Image.fromarray((127 + 60 * np.sin(rows / 2) + 60 * np.cos(columns / 3)).astype(np.uint8)).save(truth)
-    words = note["inspect"].replace("MODULE:FUNCTION", "net:build").replace("C,H,W", "1,16,16").split()[1:]
-    quick = ["--local", "learning_rate=0.1", "--attack", "csdlg", "--set", "attack.iterations=60", "--workers", "1"]
+    quick = ["--attack", "csdlg", "--set", "attack.iterations=60", "--workers", "1"]
     out = ["--truth", str(truth), "--out", str(captured / "inspected"), "--json"]
-    done = CliRunner().invoke(command_line, [*words, *quick, *out], catch_exceptions=False)
+    done = CliRunner().invoke(command_line, [*command[1:], *quick, *out], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
@@ -145,9 +151,8 @@ def test_one_line_defends_a_plain_app_and_its_updates_are_attacked(
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("LEAKTIGHT_DATA", str(folder / "data"))
-    watched = PLAIN.replace(
-        "    net = build()\n    generator", "    grid = record_updates(grid, FOLDER)\n    net = build()\n    generator"
-    )
+    recorded = '    grid = record_updates(grid, FOLDER, model="net:build", shape=(1, 16, 16))\n'
+    watched = PLAIN.replace("    net = build()\n    generator", f"{recorded}    net = build()\n    generator")
     watched = watched.replace("\nimport torch\n", "\nimport torch\nfrom leaktight.api.flower import record_updates\n")
     defended = watched.replace("app = ClientApp()", "app = ClientApp(mods=[defense_mod(Outpost())])").replace(
         "\nimport torch\n",

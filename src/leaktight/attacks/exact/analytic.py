@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leaktight.core.devices import CPU, moved
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.protocols import Attack, require_seen
 from leaktight.core.tensors import cloned, first_non_finite
@@ -32,10 +33,10 @@ class Gradient(NamedTuple):
 
 
 def only(attack: Attack, seen: Sequence[Observation]) -> Observation:
-    """The observation, if there is exactly one."""
+    """The observation, if there is exactly one. It is moved to the CPU, where closed forms are solved in float64."""
     if len(seen) != 1:
         raise UsageError(f"expected one observation, got {len(seen)}; attack them one at a time")
-    return require_seen(attack, seen)
+    return moved(require_seen(attack, seen), CPU)
 
 
 def gradient_of(seen: Observation) -> Gradient:

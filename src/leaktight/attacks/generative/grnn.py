@@ -179,7 +179,8 @@ class Softened(Around):
             pool = model.get_submodule(name)
             assert isinstance(pool, nn.MaxPool2d)
             setattr(model.get_submodule(parent), own, SoftPool(pool, self.last))
-        buffers = {f"{name}.temperature": torch.tensor(self.last, dtype=view.precision) for name in names}
+        like = next(iter(view.params.values()))
+        buffers = {f"{name}.temperature": like.new_tensor(self.last) for name in names}
         return replace(
             view,
             trainer=replace(view.trainer, model=model),

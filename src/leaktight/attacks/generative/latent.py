@@ -15,6 +15,7 @@ from leaktight.attacks.optimizers.optimizer import Tree
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.inputs import Images
 from leaktight.core.rng import Rng
+from leaktight.core.text import sides
 from leaktight.models.gan import GeneratorSource
 from leaktight.models.source import require_choice
 
@@ -107,7 +108,7 @@ class _WeightSpace(_GeneratorSpace):
         super().__init__(settings.generator, evidence, precision)
         wanted = (evidence.num_examples, self.generator.latent)
         if tuple(settings.latents.shape) != wanted:
-            raise UsageError(f"expected latents {wanted}, got {tuple(settings.latents.shape)}")
+            raise UsageError(f"expected latents {sides(wanted)}, got {sides(settings.latents.shape)}")
         self.first = self.constants.pop("weights")
         self.constants["latents"] = settings.latents.detach().to(precision)
 

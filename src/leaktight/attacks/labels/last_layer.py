@@ -13,6 +13,7 @@ from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.protocols import LabelSource
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
+from leaktight.core.text import sides
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Observation
 from leaktight.models.surgery import final_linear
@@ -83,7 +84,7 @@ def head_gradient(seen: Observation) -> HeadGradient:
         tensor = seen.update.tensors.get(f"{name}.{part}" if name else part)
         if tensor is not None and tensor.shape != parameter.shape:
             raise UsageError(
-                f"expected '{name}.{part}' of shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}; "
+                f"expected '{name}.{part}' of shape {sides(parameter.shape)}, got {sides(tensor.shape)}; "
                 "the update is of another model"
             )
         found[part] = None if tensor is None else sign * tensor.detach().to("cpu", torch.float64)

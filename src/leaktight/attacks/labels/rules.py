@@ -7,7 +7,7 @@ minus the gradient up to a factor, which only `Geng` needs. Labels are returned 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -162,6 +162,23 @@ def rule_for(seen: Observation) -> LabelStrategy | None:
     if head.weight is None:
         return None
     return Idlg() if seen.batch_size == 1 else Wainakh()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inferred(LabelStrategy):
+    """The rule that fits the update: by public images, Geng's, iLRG, by the bias, Wainakh's or iDLG's.
+
+    It is what attacks do by themselves where labels are not disclosed.
+    Cannot: read the labels of an update without the last linear layer, or of words.
+    """
+
+    def infer(self, seen: Observation, num_examples: int, *, rng: Rng) -> Tensor:
+        blind = replace(seen, labels=None)
+        rule = rule_for(blind)
+        if rule is None:
+            head_gradient(blind).needed_weight()  # says what is missing
+            raise UsageError("expected an update that shows the last linear layer, got none; disclose the labels")
+        return rule.infer(blind, num_examples, rng=rng)
 
 
 class Behaviour(NamedTuple):

@@ -30,11 +30,12 @@ from leaktight.attacks.matching.orders import Order, candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
 from leaktight.attacks.matching.slopes import Slopes, with_slopes
 from leaktight.attacks.matching.sought import Pixels, Sought
-from leaktight.attacks.matching.spread import Parallel, Workload, choose
+from leaktight.attacks.matching.spread import Parallel, Workload, choose, groups_of
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
 from leaktight.attacks.optimizers.compile import Backend
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings, Tree
+from leaktight.core.devices import device_of, moved
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.files import replace_atomically
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
@@ -157,7 +158,7 @@ class Matching(Attack):
             raise UsageError("expected observations of equally many examples, got others; attack them one at a time")
         labels = None
         if isinstance(self.labels, LabelStrategy):
-            labels = self.labels.infer(first, number, rng=rng.child("labels"))
+            labels = moved(self.labels.infer(first, number, rng=rng.child("labels")), device_of(first.update.tensors))
         shown = [self._sloped(self.view(each), labels, several=len(seen) > 1) for each in seen]
         weights = self._weights(shown)
         views = [(weight, view, tuple(range(number))) for weight, view in zip(weights, shown, strict=True)]
@@ -211,8 +212,7 @@ class Matching(Attack):
         """Run all restarts, here or in processes."""
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
-        numbers = range(self.restarts)
-        groups = [[number] for number in numbers] if way == "processes" and load.separable else [list(numbers)]
+        groups = groups_of(load, evidence, way)
         jobs = [_Job(self, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
         return _joined(run_all(_run, jobs, workers=workers, on_message=_best_of_all(progress, len(jobs))))
 
@@ -233,7 +233,8 @@ class Matching(Attack):
             ),
             rngs=[rng.child("restart", number) for number in restarts],
             precision=PRECISIONS[self.precision],
-            constants=constants_of(evidence, space, self.objective),
+            device=evidence.device,
+            constants=moved(constants_of(evidence, space, self.objective), evidence.device),
             consensus=self.consensus,
             keeps_best=self.keep == "best" and not annealed,
             evidence=evidence,

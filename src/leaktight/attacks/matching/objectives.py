@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leaktight.attacks.matching.layer_weights import WEIGHTINGS, Weighting, layer_weights
 from leaktight.core.errors import UsageError
 from leaktight.core.tensors import first_non_finite, squared_norm
+from leaktight.core.text import as_written, sides
 from leaktight.core.types import Params
 from leaktight.models.source import require_choice
 
@@ -201,7 +202,7 @@ class Sum(Objective):
         if not self.terms:
             raise ValueError("expected at least one term, got none; give pairs of a weight and an objective")
         if not all(math.isfinite(weight) for weight, _ in self.terms):
-            raise ValueError(f"expected finite weights, got {[weight for weight, _ in self.terms]}")
+            raise ValueError(f"expected finite weights, got {as_written([weight for weight, _ in self.terms])}")
 
     def constants(self, target: dict[str, Tensor], model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
         # Each term has its own copies: tracing would merge a tensor that is given twice into one input.
@@ -240,7 +241,8 @@ def _check_target(target: Params, model: nn.Module) -> None:
             )
         if tuple(tensor.shape) != shapes[name]:
             raise UsageError(
-                f"expected {name!r} of shape {shapes[name]}, got {tuple(tensor.shape)}; the update is of another model"
+                f"expected {name!r} of shape {sides(shapes[name])}, got {sides(tensor.shape)}; "
+                "the update is of another model"
             )
     if (bad := first_non_finite(target)) is not None:
         raise UsageError(f"expected finite numbers in the update, got NaN or infinity in {bad!r}; nothing can match it")

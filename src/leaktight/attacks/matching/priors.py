@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from leaktight.attacks.matching.batch_norm import statistics_of
 from leaktight.core.errors import ModelError, UsageError, require_above, require_at_least
+from leaktight.core.text import sides
 from leaktight.core.types import Params
 from leaktight.models.source import require_choice
 from leaktight.models.surgery import layer_inputs
@@ -79,7 +80,7 @@ class TotalVariation(ImagePrior):
 
     def penalty(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or min(images.shape[2:]) < 2:
-            raise UsageError(f"expected images (N, C, H, W) of at least 2x2 pixels, got {tuple(images.shape)}")
+            raise UsageError(f"expected images (N, C, H, W) of at least 2x2 pixels, got {sides(images.shape)}")
         return _FORMS[self.form](images, self)
 
 

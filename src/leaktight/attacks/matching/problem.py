@@ -17,6 +17,7 @@ from leaktight.attacks.matching.registration import registered
 from leaktight.attacks.matching.sought import SearchSpace
 from leaktight.attacks.matching.view import Evidence, taken
 from leaktight.attacks.optimizers.optimizer import Problem, Tree
+from leaktight.core.devices import moved
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch
 from leaktight.models.surgery import mode_of
@@ -47,7 +48,7 @@ class MatchingProblem(Problem):
         for place, (_, view, _) in enumerate(self.evidence.views):
             for name, unknown in view.unknowns.items():
                 variables[_unknown(place, name)] = unknown.draw(rng.child("unknown", place, name)).to(self.precision)
-        return variables
+        return moved(variables, self.device)
 
     def loss(self, variables: Tree, group: Tree, constants: Tree, share: Tensor | None = None) -> Tensor:
         space, own = self.space, constants["sought"]

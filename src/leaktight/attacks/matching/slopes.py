@@ -64,7 +64,7 @@ def with_slopes(view: View, labels: Tensor | None, *, scaled: bool) -> View:
     scale = float(slopes.abs().max()) if scaled else 1.0
     notes = (*view.notes, "the slopes of the loss are those that the last layer shows")
     trainer = replace(view.trainer, task=Sloped())
-    return replace(view, trainer=trainer, slopes=(slopes / scale).to(view.precision), notes=notes)
+    return replace(view, trainer=trainer, slopes=(slopes / scale).to(view.device, view.precision), notes=notes)
 
 
 def slopes_of(gradients: list[Tensor], layer: list[Tensor], labels: Tensor) -> Tensor | None:

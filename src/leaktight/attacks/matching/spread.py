@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from leaktight.attacks.matching.view import Evidence
-from leaktight.models.surgery import mode_of
+from leaktight.models.surgery import mode_of, working_bytes
+from leaktight.runtime.memory import fitting
 
 Parallel: TypeAlias = Literal["auto", "vmap", "processes", "none"]
 
@@ -39,6 +40,8 @@ def choose(load: Workload, evidence: Evidence, parallel: Parallel, workers: int)
     """How to run the restarts, and in how many processes. parallel: the setting. workers: the most processes."""
     if load.restarts == 1 or parallel == "none":
         return "none", 1
+    if evidence.device.type != "cpu":  # one process, which fills the device
+        return ("vmap" if load.abreast and parallel != "processes" else "none"), 1
     if parallel == "processes":
         return "processes", workers
     flops = flops_of(evidence)
@@ -51,6 +54,29 @@ def choose(load: Workload, evidence: Evidence, parallel: Parallel, workers: int)
     if number > 1 and load.separable and not (abreast and flops <= _QUICK):
         return "processes", number
     return ("vmap", number) if abreast else ("none", 1)
+
+
+def groups_of(load: Workload, evidence: Evidence, way: Parallel) -> list[list[int]]:
+    """The restarts, in groups that are computed together: as many under vmap as the memory of the device holds."""
+    numbers = list(range(load.restarts))
+    if way == "processes" and load.separable:
+        return [[number] for number in numbers]
+    size = load.restarts
+    if way == "vmap" and load.separable and evidence.device.type != "cpu":
+        size = fitting(evidence.device, bytes_of(evidence), load.restarts)
+    return [numbers[start : start + size] for start in range(0, load.restarts, size)]
+
+
+def bytes_of(evidence: Evidence) -> int:
+    """About the memory that one restart takes, over all views and simulated steps."""
+    total = 0
+    for _, view, places in evidence.views:
+        number = max((len(step) for step, _ in view.steps), default=len(places))
+        inputs = next(iter(view.params.values())).new_zeros(number, *evidence.shape)
+        with mode_of(view.trainer.model, view.trainer.mode):
+            own = working_bytes(view.trainer.model, view.params, view.buffers, inputs)
+        total += max(1, len(view.steps)) * own
+    return total
 
 
 def flops_of(evidence: Evidence) -> float:

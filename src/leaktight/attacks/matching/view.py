@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from leaktight.attacks.matching.batch_norm import sent_statistics
+from leaktight.core.devices import device_of
 from leaktight.core.errors import NotDisclosedError, UsageError, require_at_least
 from leaktight.core.protocols import Defense, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import first_non_finite
+from leaktight.core.text import sides
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Observation, Params, Update
 from leaktight.fl.local import Trainer, local_update, loss_and_gradient, silent
@@ -111,6 +113,11 @@ class View:
         return next(iter(self.params.values())).dtype
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return device_of(self.params)
+
+    @property
     def starts(self) -> Params:
         """The state of the trainer's defense before a search: the mean initial value of every unknown, and `held`."""
         return {**self.held, **{name: unknown.start for name, unknown in self.unknowns.items()}}
@@ -137,6 +144,11 @@ class Evidence:
     shape: tuple[int, ...]
     num_classes: int
     ordered: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the search is computed: where the updates are."""
+        return self.views[0][1].device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +275,8 @@ def _check_names(seen: Observation) -> None:
     for name, tensor in seen.update.tensors.items():
         known = seen.broadcast.params.get(name)
         if known is None or known.shape != tensor.shape:
-            got = "no such parameter" if known is None else f"{tuple(known.shape)}"
+            got = "no such parameter" if known is None else f"{sides(known.shape)}"
             raise UsageError(
-                f"expected an update of the model, got {name!r} of shape {tuple(tensor.shape)}, of which the model has "
+                f"expected an update of the model, got {name!r} of shape {sides(tensor.shape)}, of which the model has "
                 f"{got}"
             )

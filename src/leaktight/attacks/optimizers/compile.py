@@ -113,10 +113,15 @@ def _drop_unused_gradients(graph: fx.GraphModule) -> None:
 
 
 def _choose(function: Function, inputs: Sequence[Tensor], backend: Backend, onednn: bool | None) -> Runnable:
-    """With oneDNN or without; if `onednn` is None, without it only if clearly faster, so that the choice is stable."""
+    """With oneDNN or without; if `onednn` is None, without it only if clearly faster, so that the choice is stable.
+
+    On an accelerator it makes no difference.
+    """
     usual, other = Runnable(function, backend, True), Runnable(function, backend, False)
     if onednn is not None:
         return usual if onednn else other
+    if any(tensor.device.type != "cpu" for tensor in inputs):
+        return usual
     turns = [[_seconds(candidate, inputs) for candidate in (usual, other)] for _ in range(_TRIALS)]
     with_it, without = (min(seconds) for seconds in zip(*turns, strict=True))
     return other if with_it > _CLEARLY_FASTER * without else usual

@@ -105,16 +105,16 @@ class DerivativeFree(Optimizer):
         settings = problem.settings
         best = vector(problem.start(rng))
         lowest, evaluations, monitor = math.inf, 0, Monitor(settings)
-        dialogue = self.begin(best.to(torch.float64).numpy(), rng=rng.child("ask"))
+        dialogue = self.begin(best.to("cpu", torch.float64).numpy(), rng=rng.child("ask"))
         for iteration in range(1, settings.iterations + 1):
             asked = dialogue.ask()
-            points = torch.from_numpy(asked).to(problem.precision)
+            points = torch.from_numpy(asked).to(problem.device, problem.precision)
             losses = evaluate(points)
             evaluations += len(points)
             place = int(losses.argmin())
             if float(losses[place]) < lowest:
                 lowest, best = float(losses[place]), points[place]
-            dialogue.tell(asked, losses.to(torch.float64).numpy())
+            dialogue.tell(asked, losses.to("cpu", torch.float64).numpy())
             if on_step is not None and iteration % settings.report_every == 0:
                 on_step(iteration, lowest, unflatten(best))
             if monitor(iteration, lowest) or dialogue.done:

@@ -24,6 +24,7 @@ from leaktight.attacks.optimizers.optimizer import (
     Tree,
     channels_last,
 )
+from leaktight.core.devices import moved
 from leaktight.core.errors import require_above, require_at_least
 
 Variables: TypeAlias = Mapping[str, Tensor]
@@ -94,7 +95,7 @@ class FirstOrder(Optimizer):
         blocks = lanes.blocks([self._first_state(problem, problem.start(rng)) for rng in problem.rngs])
         constants = problem.constants if lanes.mapped else channels_last(problem.constants)
         group = _group(problem, lanes, blocks, 0.0)
-        schedule = self._schedule(settings.iterations, problem.precision)
+        schedule = moved(self._schedule(settings.iterations, problem.precision), problem.device)
         leaves, spec = pytree.tree_flatten((blocks[0], noise.draw()[0], group, schedule[0], constants))
         step = lanes.over(lambda *trees: self._iteration(problem, *trees))
 
@@ -129,7 +130,7 @@ class FirstOrder(Optimizer):
             "variables": variables,
             "memory": self.memory(variables),
             "best": {name: tensor.clone() for name, tensor in variables.items()},
-            "loss": torch.full((), math.inf, dtype=problem.precision),
+            "loss": torch.full((), math.inf, dtype=problem.precision, device=problem.device),
         }
 
     def _iteration(
@@ -200,18 +201,17 @@ class _Noise:
     """Langevin noise, drawn for each restart from its own stream; empty if not `active`."""
 
     def __init__(self, problem: Problem, lanes: Lanes, *, active: bool) -> None:
-        self.lanes, self.dtype = lanes, problem.precision
+        self.lanes, self.dtype, self.device = lanes, problem.precision, problem.device
         self.shapes = {name: tensor.shape for name, tensor in problem.noisy().items()} if active else {}
         self.generators = [rng.child("langevin").public() for rng in problem.rngs]
 
     def draw(self) -> list[Tree]:
         """The noise of one iteration, by block."""
-        return self.lanes.blocks(
-            [
-                {name: torch.randn(shape, generator=each, dtype=self.dtype) for name, shape in self.shapes.items()}
-                for each in self.generators
-            ]
-        )
+        drawn = [
+            {name: torch.randn(shape, generator=each, dtype=self.dtype) for name, shape in self.shapes.items()}
+            for each in self.generators
+        ]
+        return self.lanes.blocks(moved(drawn, self.device))
 
 
 class _Supervisor:

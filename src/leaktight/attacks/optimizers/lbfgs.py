@@ -101,18 +101,18 @@ def wolfe(
     best, budget = Best(start), iterations * settings.steps_per_iteration
 
     def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        here = torch.from_numpy(point).to(start.dtype)
+        here = torch.from_numpy(point).to(start)
         value, slope = function(here)
         loss = float(value)
         best.offer(here, loss)
         if look(best.evaluations, best.loss, best.point):
             raise _Enough
-        return loss if np.isfinite(loss) else 1e30, np.nan_to_num(slope.double().numpy())
+        return loss if np.isfinite(loss) else 1e30, np.nan_to_num(slope.double().cpu().numpy())
 
     with suppress(_Enough):
         minimize(
             evaluate,
-            start.double().numpy(),
+            start.double().cpu().numpy(),
             jac=True,
             method="L-BFGS-B",
             bounds=[(0.0, 1.0)] * boxed + [(None, None)] * (len(start) - boxed) if boxed else None,

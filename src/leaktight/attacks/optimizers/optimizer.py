@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import Backend
+from leaktight.core.devices import CPU
 from leaktight.core.rng import Rng
 
 Tree: TypeAlias = dict[str, Any]
@@ -53,6 +54,7 @@ class Problem(ABC):
     """A loss to minimise, as a pure function of tensors, and the starting points of the restarts.
 
     rngs: one for each restart, so that its result does not depend on how many others run.
+    precision, device: of the variables.
     constants: fixed tensors of the loss; a traced function takes them as inputs.
     consensus: weight of the term that pulls restarts towards their mean; 0 for none.
     keeps_best: return the iterate with the lowest loss, not the last.
@@ -61,6 +63,7 @@ class Problem(ABC):
     settings: SearchSettings
     rngs: Sequence[Rng]
     precision: torch.dtype = torch.float32
+    device: torch.device = CPU
     constants: Tree = field(default_factory=dict)
     consensus: float = 0.0
     keeps_best: bool = True

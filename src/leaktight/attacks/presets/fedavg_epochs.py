@@ -92,6 +92,6 @@ def merged(guess: Batch, number: int) -> Batch:
     for later, targets in others:
         distance = torch.cdist(images.flatten(1).double(), later.flatten(1).double()).square()
         strangers = labels[:, None] != targets[None]
-        _, places = linear_sum_assignment((distance + strangers * (1 + distance.max()) * number).numpy())
+        _, places = linear_sum_assignment((distance + strangers * (1 + distance.max()) * number).cpu().numpy())
         found.append(later[torch.from_numpy(places)])
     return Batch(torch.stack(found).mean(0), labels)

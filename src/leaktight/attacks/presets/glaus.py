@@ -121,7 +121,7 @@ class Glaus(Dlg, ActiveAttack):
         """The gradients of public images, of the victim's class if that can be read and there are any."""
         public = one.public_data
         assert public is not None
-        places = torch.arange(len(public.targets))
+        places = torch.arange(len(public.targets), device=public.targets.device)
         if one.batch_size == 1 and one.task.one_class:
             signs = Update(unflattened(samples.signs, samples.like), "gradient", 1)
             label = int(head_gradient(replace(one, update=signs)).row_sums().argmin())
@@ -163,7 +163,7 @@ class _Samples:
 
 
 def _flat(tensors: Params, names: Iterable[str]) -> Tensor:
-    return torch.cat([tensors[name].detach().double().reshape(-1) for name in names])
+    return torch.cat([tensors[name].detach().to("cpu", torch.float64).reshape(-1) for name in names])
 
 
 def _same(one: Params, other: Params) -> bool:

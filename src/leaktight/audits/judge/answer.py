@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.recommend import SAME_TIME
 from leaktight.audits.judge.statistics import rate_interval
-from leaktight.report.words import counted, listed, percent, threat_words
+from leaktight.report.judgements import recommended_words
+from leaktight.report.words import counted, defense_words, listed, percent, threat_words
 from leaktight.results.schema import (
     LEVELS,
     UNDEFENDED,
@@ -27,22 +29,29 @@ _GIVES: dict[Word, str] = {
     "nothing-found": "gave nothing away to these attacks",
     "cannot-conclude": "cannot be judged by this run",
 }
+Names = Mapping[str, str]
+"""Defenses with their settings, by name."""
 _SAME_TIME = 0.25
 """Times of single rounds that differ by less than a quarter count as equal."""
 
 
-def answer(verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> Answer | None:
-    """The answer of a run; None without a verdict."""
+def answer(
+    verdicts: Sequence[Verdict], cells: Sequence[CellTrials], tradeoff: Tradeoff | None, *, earlier_looks: int = 0
+) -> Answer | None:
+    """The answer of a run; None without a verdict. earlier_looks: at summaries of fewer trials."""
     if not verdicts:
         return None
     lead = _undefended(verdicts, "diagnostic") or min(verdicts, key=lambda each: severity(each.verdict))
     others = [each for each in verdicts if each.defense != UNDEFENDED and each.track == lead.track]
+    names = {cell.defense: cell.named_defense for cell in cells if cell.track == lead.track}
+    advice = None if tradeoff is None else tradeoff.recommendation
     return Answer(
-        leaks=_leaks(lead, _undefended(verdicts, "production")),
-        to_whom=_to_whom(lead, others),
-        how_sure=_how_sure(lead, others),
-        helps=_helps(others),
-        costs=_costs([each.defense for each in others], cells, tradeoff),
+        recommended=None if tradeoff is None or advice is None else f"{recommended_words(tradeoff)} {advice.because}",
+        leaks=_leaks(lead, _undefended(verdicts, "production"), names),
+        to_whom=_to_whom(lead, others, names),
+        how_sure=_how_sure(lead, others, grown=earlier_looks > 0),
+        helps=_helps(others, names),
+        costs=_costs([each.defense for each in others], cells, tradeoff, names),
     )
 
 
@@ -50,8 +59,8 @@ def _undefended(verdicts: Sequence[Verdict], track: Track) -> Verdict | None:
     return next((each for each in verdicts if each.defense == UNDEFENDED and each.track == track), None)
 
 
-def _leaks(lead: Verdict, production: Verdict | None) -> str:
-    subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {lead.defense}"
+def _leaks(lead: Verdict, production: Verdict | None, names: Names) -> str:
+    subject = "An undefended update" if lead.defense == UNDEFENDED else f"An update with {names[lead.defense]}"
     attack = _strongest(lead)
     how_many = ""
     if attack is not None and lead.verdict == "reconstructed":
@@ -62,15 +71,15 @@ def _leaks(lead: Verdict, production: Verdict | None) -> str:
     return text
 
 
-def _to_whom(lead: Verdict, others: Sequence[Verdict]) -> str:
+def _to_whom(lead: Verdict, others: Sequence[Verdict], names: Names) -> str:
     if not _leaking(lead):
         return f"Tried was: {_lower(threat_words(lead.threat))}"
-    knowing = [each.defense for each in others if _leaking(each) and _takes_knowledge(each)]
+    knowing = [names[each.defense] for each in others if _leaking(each) and _takes_knowledge(each)]
     more = f" Who also knows the defense gets through {listed(knowing)}." if knowing else ""
     return threat_words(lead.threat) + more
 
 
-def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
+def _how_sure(lead: Verdict, others: Sequence[Verdict], *, grown: bool) -> str:
     claims = [each for each in others if each.verdict == "nothing-found"]
     if claims:
         fewest = min(claims, key=lambda each: each.victims or 0)
@@ -80,7 +89,8 @@ def _how_sure(lead: Verdict, others: Sequence[Verdict]) -> str:
         )
     else:
         about = _lead_words(lead)
-    return f"{about} Attacks that ignore the update would be taken for a leak in at most 5 % of runs."
+    often = "10 % of runs that go on after a look at their results, as this one did" if grown else "5 % of runs"
+    return f"{about} Attacks that ignore the update would be taken for a leak in at most {often}."
 
 
 def _lead_words(lead: Verdict) -> str:
@@ -94,14 +104,14 @@ def _lead_words(lead: Verdict) -> str:
     )
 
 
-def _helps(others: Sequence[Verdict]) -> str:
+def _helps(others: Sequence[Verdict], names: Names) -> str:
     if not others:
         return "No defense was tried; name some with --defense."
     groups: dict[str, list[str]] = {}
     for each in sorted(others, key=lambda each: -severity(each.verdict)):
-        groups.setdefault(_standing(each), []).append(each.defense)
+        groups.setdefault(_standing(each), []).append(names[each.defense])
     first = "None of the defenses that were tried. " if all(_leaking(each) for each in others) else ""
-    return first + " ".join(f"{standing}: {listed(names)}." for standing, names in groups.items())
+    return first + " ".join(f"{standing}: {listed(behind)}." for standing, behind in groups.items())
 
 
 def _standing(verdict: Verdict) -> str:
@@ -128,7 +138,7 @@ def _takes_knowledge(verdict: Verdict) -> bool:
     return all(each.adaptive for each in verdict.attackers if each.verdict == verdict.verdict)
 
 
-def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Tradeoff | None) -> str:
+def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Tradeoff | None, names: Names) -> str:
     if not defenses:
         return "No defense, no cost."
     if tradeoff is not None:
@@ -138,8 +148,8 @@ def _costs(defenses: Sequence[str], cells: Sequence[CellTrials], tradeoff: Trade
     ratios: dict[str, list[str]] = {}
     for name, own in times.items():
         if own and base:
-            ratios.setdefault(_ratio(own / base), []).append(name)
-    known = "; ".join(f"{ratio} with {listed(names)}" for ratio, names in ratios.items())
+            ratios.setdefault(_ratio(own / base, _SAME_TIME), []).append(names[name])
+    known = "; ".join(f"{ratio} with {listed(those)}" for ratio, those in ratios.items())
     time = f"Time of a client's round: {known}. " if known else ""
     return f"{time}Accuracy was not measured; `leaktight tradeoff` measures it."
 
@@ -150,8 +160,10 @@ def _weighed(tradeoff: Tradeoff) -> str:
     for row in tradeoff.rows:
         if row.defense != UNDEFENDED and row.accuracy is not None:
             time = base.seconds_per_round if base is not None else None
-            slower = f", time {_ratio(row.seconds_per_round / time)}" if row.seconds_per_round and time else ""
-            parts.append(f"{row.defense} {percent(row.accuracy)}{slower}")
+            slower = (
+                f", time {_ratio(row.seconds_per_round / time, SAME_TIME)}" if row.seconds_per_round and time else ""
+            )
+            parts.append(f"{defense_words(row.defense, row.settings)} {percent(row.accuracy)}{slower}")
     accuracy = "" if base is None else f" (without a defense {percent(base.accuracy)})"
     return f"Accuracy{accuracy}: {listed(parts)}." if parts else "No defense could be trained."
 
@@ -163,12 +175,12 @@ def _seconds(defense: str, cells: Sequence[CellTrials]) -> float | None:
     return median(times) if times else None
 
 
-def _ratio(value: float) -> str:
+def _ratio(value: float, same: float) -> str:
     """
-    >>> _ratio(1.04), _ratio(2.345)
+    >>> _ratio(1.04, 0.1), _ratio(2.345, 0.1)
     ('about the same', 'x 2.3')
     """
-    return "about the same" if abs(value - 1) <= _SAME_TIME else f"x {value:.1f}"
+    return "about the same" if abs(value - 1) <= same else f"x {value:.1f}"
 
 
 def _lower(text: str) -> str:

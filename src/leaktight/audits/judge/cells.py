@@ -8,6 +8,7 @@ above theirs. It is exact if PSNR is at least 30 dB and 10 dB above that of ever
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from leaktight.audits.judge.statistics import Interval, fisher, interval
+from leaktight.report.words import defense_words
 from leaktight.results.schema import Fault, Role, Threat, Track, Trial, faults_of, mean
 
 THRESHOLDS: Mapping[str, tuple[float, float]] = {"ssim": (0.6, 0.2), "psnr": (20.0, 6.0)}
@@ -69,6 +71,11 @@ class CellTrials:
         return self.trials[0].defense
 
     @property
+    def named_defense(self) -> str:
+        """The defense with its settings, for readers."""
+        return defense_words(self.defense, self.trials[0].defense_settings)
+
+    @property
     def role(self) -> Role:
         return self.trials[0].role
 
@@ -115,15 +122,36 @@ class CellTrials:
 
     def reconstructs(self, trial: Trial) -> bool:
         """Whether one of the trial's examples is reconstructed, as this module defines it."""
-        return any(
-            _stands_out(trial, self._controls(trial), metric, least, margin)
+        return bool(self.rebuilt(trial))
+
+    def rebuilt(self, trial: Trial) -> list[int]:
+        """Which of the trial's examples are reconstructed."""
+        found = (
+            _standing_out(trial, self._controls(trial), metric, least, margin)
             for metric, (least, margin) in THRESHOLDS.items()
         )
+        return sorted(set().union(*found))
+
+    @cached_property
+    def evidence(self) -> tuple[Trial, int] | None:
+        """The trial and the one of its examples that show best what the attack found; None without a score.
+
+        The most leaking trial, of those that reconstructed if there are any; in it, the most leaking example of those
+        that were. Where SSIM is the same in print, PSNR decides.
+        """
+        able = [trial for group in self.reconstructed for trial in group] or self.valid
+        able = [trial for trial in able if trial.score("ssim") is not None]
+        if not able:
+            return None
+        trial = max(able, key=lambda trial: _closeness(trial.score("ssim"), trial.score("psnr")))
+        ssim, psnr = ([*(trial.scores.get(metric) or ())] for metric in ("ssim", "psnr"))
+        examples = self.rebuilt(trial) or range(len(ssim))
+        return trial, max(examples, key=lambda index: _closeness(ssim[index], psnr[index] if psnr else None))
 
     @cached_property
     def exact(self) -> bool:
         """Whether an example of a valid trial is exact."""
-        return any(_stands_out(trial, self._controls(trial), "psnr", *EXACT, far=True) for trial in self.valid)
+        return any(_standing_out(trial, self._controls(trial), "psnr", *EXACT, far=True) for trial in self.valid)
 
     @cached_property
     def identification(self) -> float | None:
@@ -251,7 +279,7 @@ def _best(trial: Trial, metric: str, scores: Iterable[float | None]) -> float | 
     return better((score for score in scores if score is not None), default=None)
 
 
-def _stands_out(
+def _standing_out(
     trial: Trial,
     controls: Mapping[str, Sequence[float | None]],
     metric: str,
@@ -259,22 +287,29 @@ def _stands_out(
     margin: float,
     *,
     far: bool = False,
-) -> bool:
-    """Whether an example scores at least `least`, `margin` above the controls, and above its closest decoy.
+) -> list[int]:
+    """The examples that score at least `least`, `margin` above the controls, and above their closest decoy.
 
     far: above the decoys by `margin`, too; with neither controls nor decoys there is nothing to stand out from.
     """
     scores = trial.scores.get(metric) or ()
     beside = controls.get(metric) or [None] * len(scores)
     decoys = trial.decoy_scores.get(metric) or [None] * len(scores)
-    for score, control, decoy in zip(scores, beside, decoys, strict=True):
+    found = []
+    for index, (score, control, decoy) in enumerate(zip(scores, beside, decoys, strict=True)):
         if score is None or score < least or (control is not None and score < control + margin):
             continue
         if far and control is None and decoy is None:
             continue
         if decoy is None or (score >= decoy + margin if far else score > decoy):
-            return True
-    return False
+            found.append(index)
+    return found
+
+
+def _closeness(ssim: float | None, psnr: float | None) -> tuple[float, float, float]:
+    """A sort key: the most leaking comes last."""
+    known = -math.inf if ssim is None else ssim
+    return round(known, 2), -math.inf if psnr is None else psnr, known
 
 
 def place_of(trial: Trial) -> Place:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.recommend import LEARNED
+from leaktight.audits.judge.statistics import looks_factor
 from leaktight.audits.judge.verdict import Panel
-from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track
+from leaktight.report.words import counted, defense_words, listed, metric_words, percent, signed, span
+from leaktight.results.schema import UNDEFENDED, Flag, FlagPlace, Track, Tradeoff
 
 MIN_TRIALS = 3
 FEW_DECOYS = 19
@@ -37,12 +40,13 @@ class Evidence:
     """What the checks read.
 
     easier: how the attacked updates are easier than those of training, or None. helpless: by track and defense, why
-    there is no attacker who knows the defense.
+    there is no attacker who knows the defense. weighed: of a trade-off, accuracy and cost.
     """
 
     panel: Panel
     easier: str | None = None
     helpless: Mapping[tuple[Track, str], str] = field(default_factory=dict)
+    weighed: Tradeoff | None = None
 
     @property
     def cells(self) -> Sequence[CellTrials]:
@@ -110,8 +114,23 @@ def _control_not_beaten(evidence: Evidence) -> Iterator[Finding]:
         gains = {metric: cell.gain(metric) for metric in ("ssim", "psnr")}
         known = {metric: gain for metric, gain in gains.items() if gain is not None}
         if known and evidence.panel.level(cell) is None and all(gain <= 0 for gain in known.values()):
-            shown = ", ".join(f"{metric} {gain:+.2f}" for metric, gain in known.items())
+            shown = ", ".join(
+                f"{metric_words(metric).label} {signed(gain, metric, unit=True)}" for metric, gain in known.items()
+            )
             yield _at(cell, f"against the best guess without the update: {shown}")
+
+
+def _near_chance(evidence: Evidence) -> Iterator[Finding]:
+    weighed = evidence.weighed
+    if weighed is None or weighed.chance is None:
+        return
+    low = [
+        f"{defense_words(row.defense)} {percent(row.accuracy)} ({span(row.accuracy_ci95, percent)})"
+        for row in weighed.rows
+        if row.learned is False
+    ]
+    if low:
+        yield Finding(f"{listed(low)}; by chance {percent(weighed.chance)}, on {weighed.examples} examples")
 
 
 def _unchanged(evidence: Evidence) -> Iterator[Finding]:
@@ -125,7 +144,7 @@ def _unchanged(evidence: Evidence) -> Iterator[Finding]:
 
 def _loss_stuck(evidence: Evidence) -> Iterator[Finding]:
     for cell in evidence.attacks:
-        stuck = [trial for trial in cell.done if trial.searches and trial.stuck]
+        stuck = [trial for trial in cell.done if trial.stuck]
         if stuck:
             yield _at(cell, f"in {len(stuck)} of {len(cell.done)} trials")
 
@@ -168,6 +187,12 @@ def _few_decoys(evidence: Evidence) -> Iterator[Finding]:
     fewest = min((0 if rank is None else rank.decoys for rank in ranks), default=FEW_DECOYS)
     if fewest < FEW_DECOYS:
         yield Finding(f"{fewest} decoys for one of the victims")
+
+
+def _grown(evidence: Evidence) -> Iterator[Finding]:
+    earlier = evidence.panel.earlier_looks
+    if earlier:
+        yield Finding(f"{counted(earlier, 'earlier look')}; chances are multiplied by {looks_factor(earlier)}")
 
 
 def _easier(evidence: Evidence) -> Iterator[Finding]:
@@ -232,7 +257,7 @@ CHECKS: Sequence[Check] = (
     Check(
         "no-adaptive-attacker",
         "no attacker who knows the defense was tried against it",
-        "attackers can be expected to know the defense; run an adaptive attack, see docs/audit.md",
+        "attackers can be expected to know the defense; run an adaptive attack, see `leaktight docs audit`",
         _not_adaptive,
     ),
     Check(
@@ -242,9 +267,24 @@ CHECKS: Sequence[Check] = (
         _few_decoys,
     ),
     Check(
+        "grown-after-a-look",
+        "the run went on after a summary of fewer trials was there to be seen",
+        "whoever goes on until a leak shows will see one by chance, so chances are corrected; nothing-found needs no "
+        "correction; see `leaktight docs verdicts`",
+        _grown,
+    ),
+    Check(
         "easier-than-training",
         "the attacked updates come from less local training than [local] sets",
         "read the figures as an upper bound for the real updates; to attack those, leave out [audit.local]",
         _easier,
+    ),
+    Check(
+        "accuracy-near-chance",
+        "the 95 % interval of a trained model's accuracy is not above that of always naming the largest class, by at "
+        f"least {100 * LEARNED:.0f} % of what is left to 100 %",
+        "a model that has not learned shows nothing of what a defense costs; train longer, or with another learning "
+        "rate",
+        _near_chance,
     ),
 )

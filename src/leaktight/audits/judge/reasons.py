@@ -7,8 +7,9 @@ from statistics import median
 
 from leaktight.audits.judge.cells import CellTrials
 from leaktight.audits.judge.statistics import rate_interval
-from leaktight.report.words import counted, listed
-from leaktight.results.schema import Fault, Level, Significance
+from leaktight.report.judgements import chance_words
+from leaktight.report.words import counted, listed, metric_words, number
+from leaktight.results.schema import Fault, Level, Significance, mean
 
 REMEDIES: Mapping[Fault, str] = {
     "ended in an error": "Read the errors of the failed trials and repair their cause",
@@ -35,8 +36,8 @@ def found(level: Level, cell: CellTrials, test: Significance | None) -> str:
         )
     labels = cell.label_accuracy()
     blind = [each for trial in cell.valid if (each := trial.blind_labels) is not None]
-    beside = f" (a guess without the update: {100 * sum(blind) / len(blind):.0f} %)" if blind else ""
-    read = "labels" if labels is None else f"{100 * labels.mean:.0f} % of the labels"
+    beside = f" (a guess without the update: {number(mean(blind), 'label_accuracy')})" if blind else ""
+    read = "labels" if labels is None else f"{number(labels.mean, 'label_accuracy')} of the labels"
     return (
         f"{named(cell)} read {read} from the updates of {count(cell)}{beside}, "
         f"{by_chance(test)}; images were not found: {scores(cell)}."
@@ -51,8 +52,7 @@ def by_chance(test: Significance | None) -> str:
     """
     if test is None:
         return "not tested"
-    share = "fewer than 0.1" if test.corrected < 1e-3 else f"{100 * test.corrected:.1f}"
-    return f"by chance in {share} % of runs"
+    return f"by chance in {chance_words(test.corrected).replace('<', 'fewer than')} of runs"
 
 
 def named(cell: CellTrials) -> str:
@@ -62,11 +62,11 @@ def named(cell: CellTrials) -> str:
 def scores(cell: CellTrials) -> str:
     """Mean SSIM and PSNR, with those of the controls."""
     parts = []
-    for metric, form in (("SSIM", "{:z.2f}"), ("PSNR", "{:z.1f} dB")):
-        score, control = cell.interval(metric.lower()), cell.control(metric.lower())
+    for metric in ("ssim", "psnr"):
+        score, control = cell.interval(metric), cell.control(metric)
         if score is not None:
-            beside = "" if control is None else f" (without the update {form.format(control)})"
-            parts.append(f"{metric} {form.format(score.mean)} on average{beside}")
+            beside = "" if control is None else f" (without the update {number(control, metric)})"
+            parts.append(f"{metric_words(metric).label} {number(score.mean, metric)} on average{beside}")
     return ", ".join(parts) or "no score is finite"
 
 

@@ -1,4 +1,4 @@
-"""The trade-off: leakage, accuracy and time of each defense, the Pareto front, and a recommendation."""
+"""The trade-off: leakage, accuracy and time of each defense, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from leaktight.audits.judge.cells import CellTrials
+from leaktight.audits.judge.cells import RANGES, CellTrials
+from leaktight.audits.judge.recommend import SAME_TIME, accuracy_interval, has_learned, recommend
+from leaktight.audits.judge.statistics import interval
 from leaktight.results.schema import (
-    LEVELS,
     UNDEFENDED,
     Leak,
     Plain,
-    Recommendation,
+    Score,
     Tradeoff,
     TradeoffRow,
     TrainingSummary,
     Verdict,
+    mean,
 )
 
 METRIC = "ssim"
-SAME_TIME = 0.1
-"""Times per round that differ by less than a tenth count as equal: a machine's timings vary that much."""
+
+
+class Scored(NamedTuple):
+    """What accuracy was measured on: the number of examples, and the share of the largest class (chance)."""
+
+    examples: int
+    chance: float
 
 
 class Figures(NamedTuple):
@@ -48,35 +55,74 @@ def figures_of(row: TradeoffRow) -> Figures | None:
 
 
 def make_row(
-    defense: str, settings: Mapping[str, Plain], cells: Sequence[CellTrials], training: TrainingSummary | None
+    defense: str,
+    settings: Mapping[str, Plain],
+    cells: Sequence[CellTrials],
+    training: TrainingSummary | None,
+    scored: Scored,
 ) -> TradeoffRow:
-    """The row of one defense. training: of the federation with it; None if that failed.
+    """The row of one defense. training: of the federation with it; None if that failed. scored: how it was scored.
 
     The time is that of the median round, since the first round also starts the worker processes.
     """
     rounds = training.rounds if training else ()
-    attacks = [cell for cell in cells if cell.role == "attack" and cell.track == "diagnostic"]
-    own = [cell for cell in attacks if cell.defense == defense and cell.values(METRIC)]
-    worst = max(own, key=lambda cell: max(cell.values(METRIC).values()), default=None)
-    place = None if worst is None else worst.most_leaking(METRIC)
-    interval = None if worst is None else worst.interval(METRIC)
+    accuracy = training.final.accuracy if training else None
+    ends = None if accuracy is None else accuracy_interval(accuracy, scored.examples)
     return TradeoffRow(
         defense=defense,
         settings=dict(settings),
-        leak=Leak(
-            metric=METRIC,
-            worst=None if worst is None or place is None else worst.values(METRIC)[place],
-            average=None if interval is None else interval.mean,
-            attack=None if worst is None else worst.attack,
-            psnr=None if worst is None or place is None else worst.values("psnr").get(place),
-        ),
-        accuracy=training.final.accuracy if training else None,
+        leak=_leak(cells, defense),
+        accuracy=accuracy,
+        accuracy_ci95=ends,
+        learned=None if ends is None else has_learned(ends, scored.chance),
         seconds_per_round=median(row.seconds for row in training.rounds) if training else None,
         cost_share=training.defense.share_of_time if training else None,
         client_seconds=_middle(row.client.get("seconds") for row in rounds),
         client_bytes=_middle(row.bytes_up / row.clients for row in rounds if row.clients),
         on_front=False,
     )
+
+
+def _leak(cells: Sequence[CellTrials], defense: str) -> Leak:
+    worst = _strongest(cells, defense)
+    if worst is None:
+        return Leak(metric=METRIC)
+    place, average, bare = worst.most_leaking(METRIC), worst.interval(METRIC), _strongest(cells, UNDEFENDED)
+    return Leak(
+        metric=METRIC,
+        worst=None if place is None else worst.values(METRIC)[place],
+        average=None if average is None else average.mean,
+        ci95=None if average is None else (average.low, average.high),
+        attack=worst.attack,
+        psnr=None if place is None else worst.values("psnr").get(place),
+        less=None if bare is None or defense == UNDEFENDED else _less(worst, bare),
+    )
+
+
+def _strongest(cells: Sequence[CellTrials], defense: str) -> CellTrials | None:
+    """The attack with the most leaking trial."""
+    own = [cell for cell in cells if (cell.role, cell.track, cell.defense) == ("attack", "diagnostic", defense)]
+    return max(
+        (cell for cell in own if cell.values(METRIC)),
+        key=lambda cell: max(cell.values(METRIC).values()),
+        default=None,
+    )
+
+
+def _less(defended: CellTrials, bare: CellTrials) -> Score | None:
+    """How much less an attack gets of the same victims than one of undefended updates: the mean and its interval."""
+    plain = {(trial.trial, trial.round): trial.score(METRIC) for trial in bare.valid}
+    found = []
+    for group in defended.victims:
+        both = [(plain.get((trial.trial, trial.round)), trial.score(METRIC)) for trial in group]
+        own = mean(one - two for one, two in both if one is not None and two is not None)
+        if own is not None:
+            found.append(own)
+    if not found:
+        return None
+    low, high = RANGES[METRIC]
+    over = interval(found, low - high, high - low)
+    return Score(mean=over.mean, ci95=(over.low, over.high))
 
 
 def _middle(values: Iterable[float | None]) -> float | None:
@@ -91,60 +137,12 @@ def front(rows: Sequence[TradeoffRow]) -> list[bool]:
     return [own is not None and not any(other.beats(own) for other in others) for own in known]
 
 
-def weigh(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Tradeoff:
+def weigh(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict], scored: Scored) -> Tradeoff:
     """The `tradeoff` part of `summary.json`."""
     placed = (row.model_copy(update={"on_front": best}) for row, best in zip(rows, front(rows), strict=True))
-    return Tradeoff(rows=tuple(placed), recommendation=recommend(rows, verdicts))
-
-
-def recommend(rows: Sequence[TradeoffRow], verdicts: Sequence[Verdict]) -> Recommendation:
-    """Recommend the most accurate defense with the verdict "nothing-found".
-
-    If there is none, recommend nothing and name the one that leaks least. If nothing was found without a defense,
-    recommend nothing.
-    """
-    words = {each.defense: each.verdict for each in verdicts if each.track == "diagnostic"}
-    base = next((row for row in rows if row.defense == UNDEFENDED), None)
-    if base is None or words.get(UNDEFENDED) not in LEVELS:
-        return Recommendation(
-            defense=None,
-            because="No attack works even without a defense, so no defense can be judged; "
-            "use stronger attacks or an easier update.",
-        )
-    others = [row for row in rows if row.defense != UNDEFENDED and row.accuracy is not None]
-    safe = [row for row in others if words.get(row.defense) == "nothing-found"]
-    if safe:
-        best = max(safe, key=lambda row: (row.accuracy or 0.0, -(row.seconds_per_round or 0.0)))
-        return Recommendation(defense=best.defense, because=_praise(best, base, safe))
-    others = [row for row in others if words.get(row.defense) != "cannot-conclude"]
-    scored = [row for row in others if row.leak.worst is not None]
-    least = min(scored, key=lambda row: row.leak.worst or 0.0, default=None)
-    if least is None:
-        return Recommendation(defense=None, because="No defense could be judged; see the verdicts for the reasons.")
-    return Recommendation(
-        defense=None,
-        because=f"None of these defenses passed: {least.defense} leaks least ({_leak(least)}), "
-        f"at {_accuracy(least)} accuracy. Make it stronger, combine it with another, or use larger batches.",
+    return Tradeoff(
+        rows=tuple(placed),
+        recommendation=recommend(rows, verdicts, scored.chance),
+        chance=scored.chance,
+        examples=scored.examples,
     )
-
-
-def _praise(best: TradeoffRow, base: TradeoffRow, safe: Sequence[TradeoffRow]) -> str:
-    among = "the only defense" if len(safe) == 1 else f"of {len(safe)} defenses the one with the highest accuracy"
-    time = ""
-    if best.seconds_per_round and base.seconds_per_round:
-        ratio = best.seconds_per_round / base.seconds_per_round
-        same = abs(ratio - 1) <= SAME_TIME
-        time = " A round takes about as long." if same else f" A round takes {ratio:.1f} times as long."
-    return (
-        f"{best.defense} is {among} against which these attacks found nothing: {_leak(best)} against {_leak(base)} "
-        f"without a defense; accuracy {_accuracy(best)} against {_accuracy(base)}.{time} "
-        "This holds only for these attacks, this scenario and these settings."
-    )
-
-
-def _leak(row: TradeoffRow) -> str:
-    return "no score" if row.leak.worst is None else f"SSIM {row.leak.worst:.2f} at worst"
-
-
-def _accuracy(row: TradeoffRow) -> str:
-    return "unknown" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"

@@ -62,13 +62,15 @@ class Finding:
 class Panel:
     """All cells of a run, for judging them together.
 
-    confidence: the share of victims that nothing-found has to stay below. looks: how often the rule of the run looks at
-    the results before it ends. cut: whether the run's budget ended before its trials.
+    confidence: the share of victims that nothing-found has to stay below. looks: what chances are multiplied by: how
+    often the rule of the run looks at the results before it ends, times a factor for earlier_looks, which are those at
+    summaries of fewer trials (`looks_factor`). cut: whether the run's budget ended before its trials.
     """
 
     cells: Sequence[CellTrials]
     confidence: float
     looks: int = 1
+    earlier_looks: int = 0
     cut: bool = False
     attacks: Sequence[CellTrials] = field(init=False)
 
@@ -226,6 +228,7 @@ class Panel:
         cells = [cell for cell in self.attacks if (cell.track, cell.defense) == (track, defense)]
         findings = sorted((self.finding(cell) for cell in cells), key=lambda each: each.strength, reverse=True)
         lead = self._lead(findings)
+        shown = lead.cell.evidence
         return Verdict(
             defense=defense,
             track=track,
@@ -236,7 +239,8 @@ class Panel:
             victims=lead.victims,
             below=upper_bound(0, lead.victims) if lead.word == "nothing-found" else None,
             worst_attack=lead.cell.attack,
-            trial_id=_example(lead.cell),
+            trial_id=None if shown is None else shown[0].id,
+            example=None if shown is None else shown[1],
             attackers=tuple(_attacker(each) for each in findings),
         )
 
@@ -287,9 +291,3 @@ def _shared(cell: CellTrials, control: CellTrials | None) -> list[int]:
 def _acted(trial: Trial) -> bool:
     """Whether the defense, if there is one, changed the update."""
     return trial.defense == UNDEFENDED or trial.update_changed is not False
-
-
-def _example(cell: CellTrials) -> str | None:
-    """The trial that shows the finding best: the most leaking one, of those that reconstructed if there are any."""
-    best = [trial for group in cell.reconstructed for trial in group]
-    return CellTrials(best, cell.controls).most_leaking() if best else cell.most_leaking()

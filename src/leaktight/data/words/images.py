@@ -19,7 +19,7 @@ from torch import Tensor
 from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import WordRecognition
-from leaktight.core.text import printable
+from leaktight.core.text import as_written, printable
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.files import Tree, open_tree
@@ -160,7 +160,8 @@ def _cropped(picture: Image.Image, item: WordImage, tree: Tree) -> Image.Image:
     left, top, right, bottom = item.box
     box = (max(left, 0), max(top, 0), min(right, picture.width), min(bottom, picture.height))
     if box[2] - box[0] < 2 or box[3] - box[1] < 2:
-        raise DataError(f"{tree.where(item.name)}: expected a box inside the image for {item.word!r}, got {item.box}")
+        got = as_written(item.box)
+        raise DataError(f"{tree.where(item.name)}: expected a box inside the image for {item.word!r}, got {got}")
     return picture.crop(box)
 
 

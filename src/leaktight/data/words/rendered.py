@@ -15,6 +15,7 @@ import torch
 from leaktight.core.errors import DataError
 from leaktight.core.rng import Rng
 from leaktight.core.tasks import WordRecognition
+from leaktight.core.text import as_written
 from leaktight.core.types import Examples
 from leaktight.data.dataset import Dataset
 from leaktight.data.settings import SplitSettings, check_minimum
@@ -107,7 +108,7 @@ class RenderedWords(SplitSettings):
             raise ValueError(f"expected distortion in [0, 2], got {self.distortion}; 1 is the default")
         unknown = next((style for style in self.styles if style not in STYLES), None)
         if unknown is not None or not self.styles or len(set(self.styles)) < len(self.styles):
-            raise ValueError(f"expected different styles out of {', '.join(STYLES)}, got {self.styles}")
+            raise ValueError(f"expected different styles out of {', '.join(STYLES)}, got {as_written(self.styles)}")
 
     def load(self, root: Path) -> Dataset:
         held = min(max(round(self.test_share * self.examples), 1), self.examples - 1)

@@ -17,6 +17,8 @@ from leaktight.engines.flower.user_app import LOG, ModState, only_arrays, refusa
 from leaktight.fl.local import Meter
 from leaktight.guard import BroadcastGuard
 from leaktight.guard.behaviour import output_size
+from leaktight.models.initialise import materialised
+from leaktight.models.surgery import copied, lazy_names
 
 _ROUND = "server-round"  # as Flower's strategies name it
 
@@ -45,6 +47,7 @@ def guard_mod(
     state_dir: the folder of the last model, so that it survives a restart of the node; default: `state-dir` of the
     node's config, else Flower's context. name: of the state; a new name starts with an empty one.
     """
+    model = _with_sizes(model, inputs)
     params = {parameter for parameter, _ in model.named_parameters()}
     if not 0 < share <= 1:
         raise ValueError(f"expected share in (0, 1], got {share}")
@@ -87,6 +90,15 @@ def guard_mod(
         return reply
 
     return mod
+
+
+def _with_sizes(model: nn.Module, inputs: Tensor | None) -> nn.Module:
+    """The model; of one with lazy modules a copy that has run on an example."""
+    if not lazy_names(model):
+        return model
+    if inputs is None:
+        raise UsageError("expected a model whose sizes are known, got lazy modules; run it once, or give inputs")
+    return materialised(copied(model), inputs[:1], "the inputs given")
 
 
 def _round(content: RecordDict, known: State) -> int:

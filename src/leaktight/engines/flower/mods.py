@@ -16,6 +16,7 @@ from leaktight.core.errors import CheckpointError, LeaktightError, UsageError
 from leaktight.core.protocols import ClientFacts, Defense, RoundPlan
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import digest, first_non_finite
+from leaktight.core.text import sides
 from leaktight.core.types import State, Update
 from leaktight.defenses.stack import Stack
 from leaktight.engines.flower.steps import DefendedSteps, HiddenModel
@@ -166,7 +167,7 @@ class _DefendedRound:
         after = tensors_of(content.array_records[key])
         for name, tensor in after.items():
             if name not in before or before[name].shape != tensor.shape:
-                raise UsageError(f"expected arrays as the server sent them, got {name!r} of {tuple(tensor.shape)}")
+                raise UsageError(f"expected arrays as the server sent them, got {name!r} of {sides(tensor.shape)}")
         update = self._update(content, before, after)
         defended, state = self.defense.on_update(update, state, rng=rng.child("update"), report=silent)
         broken = first_non_finite(defended.tensors) or first_non_finite(defended.buffers or {})

@@ -31,7 +31,9 @@ def check_gate(summary: Summary, level: str, planned: Iterable[Place] = ()) -> N
     limit = severity(GATES[level])
     entries = deciding(summary, planned)
     leaks = [
-        f"{place}: {_found(entry)}" for place, entry in entries.items() if entry and severity(entry.verdict) <= limit
+        f"{place.words(summary)}: {_found(entry)}"
+        for place, entry in entries.items()
+        if entry and severity(entry.verdict) <= limit
     ]
     if leaks:
         raise LeakFoundError(_line(f"--fail-on {level}: {'; '.join(leaks)}; see {summary.run}"))
@@ -58,13 +60,14 @@ def _found(entry: Verdict) -> str:
 
 def _unsure(place: Place, entry: Verdict | None, summary: Summary) -> Iterator[str]:
     """Why the verdict does not show that nothing worse was there to be found."""
+    name = place.words(summary)
     if entry is None:
         reason = summary.training_failed.get(place.training)
-        yield f"{place}: no verdict" + (f", training failed: {reason}" if reason else "")
+        yield f"{name}: no verdict" + (f", training failed: {reason}" if reason else "")
     elif entry.verdict == "cannot-conclude":
-        yield f"{place}: cannot conclude, {_sentences(entry.because, entry.advice)}"
+        yield f"{name}: cannot conclude, {_sentences(entry.because, entry.advice)}"
     elif entry.verdict != "nothing-found":
-        yield from (f"{place}: {_found(entry)}, but {reason}" for reason in _worse_is_possible(entry, summary))
+        yield from (f"{name}: {_found(entry)}, but {reason}" for reason in _worse_is_possible(entry, summary))
 
 
 def _worse_is_possible(entry: Verdict, summary: Summary) -> Iterator[str]:

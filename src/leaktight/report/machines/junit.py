@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as Xml
 
 from leaktight import __version__
+from leaktight.report.judgements import chance_words
 from leaktight.report.machines.verdicts import Place, cells_of, deciding, worst_verdicts
+from leaktight.report.words import defense_name
 from leaktight.results.schema import LEVELS, AttackerVerdict, Cell, Summary, Verdict
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -44,7 +46,7 @@ def _facts(summary: Summary) -> dict[str, str]:
 def _case(place: Place, entry: Verdict | None, summary: Summary, *, counts: bool) -> Xml.Element:
     cells = cells_of(summary).get(place, [])
     seconds = sum((cell.seconds or 0.0) * cell.trials for cell in cells)
-    name = str(place).removesuffix(f" ({place.track})")
+    name = defense_name(summary, place.defense, place.track)
     case = Xml.Element("testcase", name=_line(name), classname=f"leaktight.{place.track}", time=f"{seconds:.3f}")
     if entry is None:
         reason = summary.training_failed.get(place.training, "the run gave no verdict")
@@ -77,7 +79,7 @@ def _chances(each: AttackerVerdict, cells: Sequence[Cell]) -> str:
     mine = [cell for cell in cells if (cell.attack, cell.adaptive) == (each.attack, each.adaptive)]
     tests = [("identification", cell.identification) for cell in mine]
     tests += [("labels", cell.label_reading) for cell in mine]
-    return "".join(f" [{name}: p = {test.corrected:.2g}]" for name, test in tests if test is not None)
+    return "".join(f" [{name}: by chance {chance_words(test.corrected)}]" for name, test in tests if test is not None)
 
 
 def _count(element: Xml.Element, cases: Sequence[Xml.Element]) -> None:

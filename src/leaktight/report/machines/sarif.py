@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from leaktight import __version__
 from leaktight.report.machines.verdicts import cells_of, deciding, worst_verdicts
+from leaktight.report.words import defense_name
 from leaktight.results.schema import Cell, Flag, Summary, Verdict, Word
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -100,7 +101,7 @@ def _verdict_results(summary: Summary, config: str) -> Iterator[Json]:
         yield {
             "ruleId": word,
             "level": _LEVELS[word] if place in counting else "note",
-            "message": _message(f"{place}: {word.replace('-', ' ')}. {because}{advice}{control}"),
+            "message": _message(f"{place.words(summary)}: {word.replace('-', ' ')}. {because}{advice}{control}"),
             "locations": [_location(("track", place.track), ("defense", place.defense), ("attack", attack))],
             "partialFingerprints": _fingerprint(config, word, place.track, place.defense),
             "properties": _evidence(entry, cells.get(place, [])) if entry else {},
@@ -116,14 +117,15 @@ def _flag_results(summary: Summary, config: str) -> Iterator[Json]:
         yield {
             "ruleId": flag.code,
             "level": "note",
-            "message": _message(_flag_text(flag)),
+            "message": _message(_flag_text(flag, summary)),
             "locations": [_location(("defense", defense), ("attack", attack))],
             "partialFingerprints": _fingerprint(config, *key, str(seen[key])),
         }
 
 
-def _flag_text(flag: Flag) -> str:
-    where = "" if flag.cell is None else f"{' on '.join(filter(None, (flag.cell.attack, flag.cell.defense)))}: "
+def _flag_text(flag: Flag, summary: Summary) -> str:
+    named = (flag.cell.attack, defense_name(summary, flag.cell.defense)) if flag.cell else ()
+    where = f"{' on '.join(filter(None, named))}: " if named else ""
     return f"{where}{flag.raised_if} ({flag.detail}); {flag.advice}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from leaktight.report.words import defense_words
+from leaktight.report.words import defense_name
 from leaktight.results.schema import UNDEFENDED, Cell, Summary, Track, Verdict, severity, training_name
 
 
@@ -16,8 +16,9 @@ class Place:
     track: Track
     defense: str
 
-    def __str__(self) -> str:
-        return f"{defense_words(self.defense)} ({self.track})"
+    def words(self, summary: Summary) -> str:
+        """Its name for readers, with the settings of the defense in this run."""
+        return f"{defense_name(summary, self.defense, self.track)} ({self.track})"
 
     @property
     def training(self) -> str:
