@@ -91,3 +91,21 @@ def test_an_unknown_recipe_or_scale_is_a_clear_error(written, tmp_path: Path) ->
 def test_a_wrong_shard_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a shard such as 2/3"):
         parse_shard(text)
+
+
+TWO_PARTS = SMALL.replace(
+    "[recipe.rows]",
+    '[[recipe.parts]]\nname = "a, b"\n[[recipe.parts]]\nname = "b"\n'
+    '[recipe.rows]\n"other" = {part = "a", defense = "none"}',
+)
+
+
+def test_a_row_and_a_column_choose_a_part_together(written) -> None:  # type: ignore[no-untyped-def]
+    recipe = read_recipe(written(TWO_PARTS.replace('attack = "csdlg"', 'attack = "csdlg", part = "b"')))
+    parts = {place.row: recipe.choice(place)["part"] for place in recipe.places()}
+    assert parts == {"other": "a, b", "none": "b"}
+
+
+def test_a_share_of_an_unknown_row_is_refused(written) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match="no row 'nothing'"):
+        read_recipe(written(SMALL.replace('metric = "ssim"', 'metric = "ssim", percent_of = "nothing"')))

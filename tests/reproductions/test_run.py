@@ -54,7 +54,9 @@ figure = "pictures"
 "noise" = {defense = "noise"}
 [recipe.columns]
 "PSNR" = {attack = "linear_inversion", metric = "psnr"}
-"rebuilt" = {attack = "linear_inversion", metric = "reconstructed"}
+"rebuilt" = {attack = {kind = "linear_inversion"}, metric = "reconstructed"}
+"share" = {attack = "linear_inversion", metric = "psnr", percent_of = "no defense"}
+"best SSIM" = {attack = "linear_inversion", metric = "best_ssim"}
 [recipe.scales.smoke]
 minutes = 0.1
 differences = ["digits"]
@@ -158,10 +160,13 @@ def test_published_and_measured_stand_side_by_side(made: Callable[[str], Reprodu
     assert (found["no defense", "PSNR"].mean or 0) > 60
     assert found["no defense", "rebuilt"].mean == 1.0
     assert found["noise", "PSNR"].number == 3
+    assert found["no defense", "share"].mean == 100.0
+    assert 0 < (found["noise", "share"].mean or 0) < 50
+    assert (found["no defense", "best SSIM"].mean or 0) > 0.99
     assert result.claims[0].decision == "holds", result.claims[0].because
     assert result.claims[0].rule == "noise, PSNR is below that of no defense, PSNR by more than 20"
     page = (made("leaks").folder / "page.md").read_text()
-    assert "| no defense | 31.5 / " in page
+    assert "| PSNR | 31.5 / " in page  # the shorter side is across
     assert "- digits" in page
 
 

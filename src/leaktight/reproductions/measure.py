@@ -13,13 +13,15 @@ from leaktight.results.schema import TrainingSummary, Trial
 Samples: TypeAlias = Mapping[str, float]
 """Values by victim ("victim 3") or seed ("seed 1"): values with the same name may be compared in pairs."""
 
-_CHOICES = ("part", "metric", "attack", "defense", "adaptive")
+_CHOICES = ("part", "metric", "attack", "defense", "adaptive", "percent_of")
+_BEST = "best_"
 
 
 def from_audit(trials: Iterable[Trial], choice: Mapping[str, object]) -> Samples:
     """The values of a metric by victim, from valid trials of the chosen attack on the chosen defense.
 
-    choice: metric: a score, or "label_accuracy", "identified", "reconstructed", "seconds" or "client_seconds".
+    choice: metric: a score, "best_" and a score (of the example that leaks most, not their mean), or "loss" (of the
+    search), "label_accuracy", "identified", "reconstructed", "seconds" or "client_seconds".
     attack, defense: the name in the results, or a table with its kind and settings. adaptive: whether the attacker
     knows the defense. Several trials of a victim are averaged.
     """
@@ -67,7 +69,7 @@ def _is_chosen(cell: CellTrials, choice: Mapping[str, object]) -> bool:
 def _fits(name: str, settings: Mapping[str, object], wanted: object) -> bool:
     """Whether this is the method: its name, or its kind with settings of these values."""
     if isinstance(wanted, Mapping):
-        own = {"kind": name.partition(" ")[0], **settings}
+        own = {"kind": name.partition("(")[0], **settings}
         return all(own.get(key) == value for key, value in wanted.items())
     return name == wanted
 
@@ -75,10 +77,20 @@ def _fits(name: str, settings: Mapping[str, object], wanted: object) -> bool:
 def _value(trial: Trial, cell: CellTrials, metric: str) -> float | None:
     if metric in _OF_TRIALS:
         return _OF_TRIALS[metric](trial, cell)
+    if metric.startswith(_BEST):
+        return _best(trial, metric.removeprefix(_BEST))
     return trial.score(metric)
 
 
+def _best(trial: Trial, metric: str) -> float | None:
+    """The score of the example that leaks most."""
+    known = [score for score in trial.scores.get(metric) or () if score is not None]
+    pick = max if trial.leaks_when(metric) == "high" else min
+    return pick(known) if known else None
+
+
 _OF_TRIALS: Mapping[str, Callable[[Trial, CellTrials], float | None]] = {
+    "loss": lambda trial, cell: trial.loss,
     "label_accuracy": lambda trial, cell: trial.label_accuracy,
     "identified": lambda trial, cell: None if trial.rank is None else float(trial.rank.place == 1),
     "reconstructed": lambda trial, cell: float(cell.reconstructs(trial)),

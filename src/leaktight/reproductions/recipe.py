@@ -33,7 +33,8 @@ PAPERS: Mapping[Paper, str] = {
 
 Relation: TypeAlias = Literal["above", "below", "near"]
 Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
-"""What a row or a column chooses: part, metric, attack, defense, adaptive. See `measure.select`."""
+"""What a row or a column chooses: part, metric, attack, defense, adaptive; see `measure.from_audit`. percent_of: a row
+of which the value is given as a share, in percent."""
 
 
 class _Table(BaseModel):
@@ -145,8 +146,13 @@ class Recipe(_Table):
         return self.scales[name]
 
     def choice(self, place: Place) -> dict[str, object]:
-        """What is measured at a place: the choices of its row and of its column."""
-        return {"part": self.parts[0].name, **self.rows[place.row], **self.columns[place.column]}
+        """What is measured at a place: the choices of its row and of its column.
+
+        If both name a part, it is the one called "ROW'S, COLUMN'S".
+        """
+        both = [self.rows[place.row], self.columns[place.column]]
+        part = ", ".join(str(each["part"]) for each in both if "part" in each)
+        return {**both[0], **both[1], "part": part or self.parts[0].name}
 
     def places(self) -> Iterator[Place]:
         for row in self.rows:
@@ -195,7 +201,10 @@ def _check(recipe: Recipe) -> None:
             raise ConfigError(f"{recipe.path}: {where}: no {kind} {name!r}; {suggestion(name, known[kind])}")
 
     for place in recipe.places():
-        require("part", str(recipe.choice(place)["part"]), f"{place}")
+        choice = recipe.choice(place)
+        require("part", str(choice["part"]), f"{place}")
+        if "percent_of" in choice:
+            require("row", str(choice["percent_of"]), f"{place}")
     for scale, settings in recipe.scales.items():
         for part in settings.parts:
             require("part", part, f"[recipe.scales.{scale}]")

@@ -202,6 +202,14 @@ class Reproduced:
 
     def samples(self, place: Place) -> Samples:
         """The values at a place of the table."""
+        base = self.recipe.choice(place).get("percent_of")
+        if base is None:
+            return self._measured(place)
+        whole = self._measured(Place(row=str(base), column=place.column))
+        shared = {name: value for name, value in self._measured(place).items() if whole.get(name)}
+        return {name: 100 * value / whole[name] for name, value in shared.items()}
+
+    def _measured(self, place: Place) -> Samples:
         choice, jobs = self.recipe.choice(place), self.jobs_at(place)
         if not jobs:
             return {}
