@@ -67,7 +67,7 @@ def _is_chosen(cell: CellTrials, choice: Mapping[str, object]) -> bool:
 def _fits(name: str, settings: Mapping[str, object], wanted: object) -> bool:
     """Whether this is the method: its name, or its kind with settings of these values."""
     if isinstance(wanted, Mapping):
-        own = {"kind": name.partition(" ")[0], **settings}
+        own = {"kind": name.partition("(")[0], **settings}
         return all(own.get(key) == value for key, value in wanted.items())
     return name == wanted
 
