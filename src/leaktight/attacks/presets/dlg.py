@@ -21,8 +21,8 @@ class Dlg(Preset):
     """Deep Leakage from Gradients: squared distance, image and label searched together, L-BFGS.
 
     line_search: of L-BFGS, "wolfe" or "none". box: whether pixels stay in [0, 1].
-    optimizer: "lbfgs"; or "adam", the DLG-Adam of AGIC's tables, for networks on which L-BFGS stops early.
-    learning_rate: of Adam.
+    optimizer: "lbfgs"; or "adam", the DLG-Adam of AGIC's tables, for networks on which L-BFGS stops early; it makes
+    all iterations. learning_rate: of Adam.
 
     Reference: Zhu et al. 2019. Assumes: the number of examples.
     Differs from the paper: a Wolfe line search in float64 instead of plain steps in float32 (`line_search = "none"`);
@@ -43,7 +43,7 @@ class Dlg(Preset):
             labels=self.labels or self.own_labels(),
             sought=Pixels(start=self.first_images(), box=self.box),
             optimizer=self._optimizer(),
-            stop_below=1e-6,
+            stop_below=1e-6 if self.optimizer == "lbfgs" else None,
         )
 
     def _optimizer(self) -> Optimizer:
