@@ -1,11 +1,13 @@
-"""AGIC's Tables V and VI: the updates of two epochs over the same images, matched with each other and joined.
+"""AGIC's Tables V and VI, the updates of two epochs matched and joined, and Figure 8, the time of a search.
 
-A client trains twice over its images, each time in a new order of batches; every batch is one gradient update. The
-settings are overrides of the recipe's config: `audit.trials` is the number of images, `local` the client's training.
+In the tables a client trains twice over its images, each time in a new order of batches; every batch is one gradient
+update. The settings are overrides of the recipe's config: `audit.trials` is the number of images, `local` the client's
+training.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,7 +17,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from leaktight.api import audit
 from leaktight.attacks.presets.agic import Agic, ExampleIndex, match_epochs
+from leaktight.attacks.presets.preset import Preset
+from leaktight.audits.experiment import TrialRunner
+from leaktight.audits.plan import Experiment
 from leaktight.config.scenario import load_data
 from leaktight.config.settings import Config, load_config
 from leaktight.core.errors import ConfigError
@@ -26,9 +32,13 @@ from leaktight.data.dataset import data_root
 from leaktight.fl.local import Trainer, local_update
 from leaktight.metrics import Resources, build_metrics, match
 from leaktight.models.initialise import build_model
+from leaktight.models.small import LeNetZhu
 
 Values: TypeAlias = dict[str, dict[str, dict[str, float]]]
 
+STEPS = (1, 2, 4, 8)
+_ATTACKS = {"inverting_gradients": "InvG", "agic": "AGIC"}
+_ITERATIONS = 10_000
 _POOL = 2
 _METRICS = {"PSNR": "psnr", "SSIM": "ssim", "LPIPS": "lpips_alex"}
 
@@ -95,6 +105,52 @@ def joined(settings: Sequence[str]) -> Values:
         found = [(_alone(scene, seen, scene.attack.iterations).inputs, seen.images) for seen in epoch]
         values[str(number)] = _scores(scene, found)
     return values
+
+
+def speed(settings: Sequence[str]) -> Values:
+    """Figure 8 (b): minutes of 10 000 iterations for the images of an update, by steps; columns: the attacks.
+
+    An iteration is timed as the difference of a short and a long search, so that tracing does not count; nor does the
+    order of the labels. One image is repeated in all steps; several are dealt to the steps.
+    """
+    values: Values = {}
+    for steps in STEPS:
+        planned = audit.plan(
+            "audit", Path("recipe:agic-figure-8"), adaptive=False, defenses=["none"], settings=_steps(settings, steps)
+        )
+        runner = TrialRunner(planned.experiment)
+        for spec in planned.experiment.trials:
+            if isinstance(spec.attack.value, Preset):
+                seen = runner.play(spec, runner.scene(spec)).given[0]
+                column = f"{_ATTACKS[spec.attack.name]} minutes{_suffix(planned.experiment)}"
+                found = values.setdefault(str(steps), {}).setdefault(column, {})
+                found[f"victim {spec.trial}"] = _ITERATIONS / 60 * _seconds(spec.attack.value, seen, Rng(spec.trial))
+    return values
+
+
+def _steps(settings: Sequence[str], steps: int) -> list[str]:
+    """The settings with the images of an update in so many local steps."""
+    attacked = load_config(Path("recipe:agic-figure-8"), settings).attacked
+    images = (attacked and attacked.samples) or 1
+    return [*settings, f"audit.local.batch_size={max(1, images // steps)}", f"audit.local.steps={steps}"]
+
+
+def _suffix(experiment: Experiment) -> str:
+    """What tells the columns of a network and of a repeated image from the others."""
+    network = ", LeNet" if isinstance(experiment.source, LeNetZhu) else ""
+    return f"{network}, one image" if experiment.attacked.samples == 1 else network
+
+
+def _seconds(attack: Preset, seen: Sequence[Observation], rng: Rng) -> float:
+    """Seconds of one iteration of a search."""
+    matching = attack.matching()
+    evidence = matching.evidence(seen, rng=rng)
+    times = []
+    for iterations in (long := matching.iterations, short := max(1, matching.iterations // 4)):
+        began = time.perf_counter()
+        replace(matching, iterations=iterations, progress_every=long).search(evidence, rng=rng)
+        times.append(time.perf_counter() - began)
+    return (times[0] - times[1]) / (long - short)
 
 
 def _played(config: Config) -> TwoEpochs:
