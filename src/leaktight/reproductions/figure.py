@@ -1,4 +1,4 @@
-"""The small figure of a result: pictures of one victim, curves over rounds, or points with intervals."""
+"""The small figure of a result: pictures of one victim, curves over rounds, lines over a number, or points."""
 
 from __future__ import annotations
 
@@ -113,6 +113,37 @@ def _points(made: Reproduced) -> Figure:
     return figure
 
 
+def _lines(made: Reproduced) -> Figure:
+    """A line for each row, over the columns whose names are numbers: the mean, and its interval."""
+    numbers = {column: number for column in made.recipe.columns if (number := _number(column)) is not None}
+    entries = {(entry.row, entry.column): entry for entry in made.result().entries}
+    figure, ((place,),) = _grid(1, 1, 3.0)
+    for row in made.recipe.rows:
+        known = [(number, entries[row, column]) for column, number in numbers.items()]
+        points = [(at, each.low, each.mean, each.high) for at, each in known if each.mean is not None]
+        if points:
+            across, low, middle, high = zip(*points, strict=True)
+            place.plot(across, middle, "o-", label=row, linewidth=1.2, markersize=3)
+            place.fill_between(across, low, high, alpha=0.2)
+    if min(numbers.values()) > 0 and max(numbers.values()) > 10 * min(numbers.values()):
+        place.set_xscale("log")
+        place.set_xticks(list(numbers.values()), list(numbers))
+    place.legend(fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def _number(text: str) -> float | None:
+    """
+    >>> _number("0.5"), _number("PSNR")
+    (0.5, None)
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _grid(lines: int, columns: int, height: float) -> tuple[Figure, list[list[Axes]]]:
     from matplotlib.figure import Figure  # slow to import
 
@@ -125,4 +156,5 @@ _DRAWERS: Mapping[str, Callable[[Reproduced], Figure]] = {
     "pictures": _pictures,
     "curves": _curves,
     "points": _points,
+    "lines": _lines,
 }

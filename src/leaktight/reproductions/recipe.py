@@ -45,8 +45,9 @@ class Part(_Table):
     """A run of a recipe.
 
     command: "audit", "train", or "module:function", called with the config and giving results by row and column.
-    set: overrides of the config, "table.key=value"; `at`: further ones by scale, applied last. seeds: how many
-    trainings, which differ in the seed alone. adaptive: whether an audit also tries attackers who know the defense.
+    set: overrides of the config, "table.key=value", where {data} is the folder of data sets; `at`: further ones by
+    scale, applied last. seeds: how many trainings, which differ in the seed alone. adaptive: whether an audit also
+    tries attackers who know the defense; it has the defenses that its config names, and no others.
     """
 
     name: str = "main"
@@ -132,7 +133,7 @@ class Recipe(_Table):
     claims: tuple[Claim, ...]
     least: int = 10
     legacy: tuple[str, ...] = ()
-    figure: Literal["none", "pictures", "curves", "points"] = "none"
+    figure: Literal["none", "pictures", "curves", "points", "lines"] = "none"
     notes: str = ""
     published: Mapping[str, Mapping[str, str]] = {}
 

@@ -20,8 +20,10 @@ from leaktight.api import audit, train
 from leaktight.audits.judge.statistics import interval
 from leaktight.audits.run import Watcher
 from leaktight.config.recipes import PREFIX
+from leaktight.config.tables import read_tables
 from leaktight.core.errors import UsageError
 from leaktight.core.files import make_private_folder, write_atomically
+from leaktight.data.dataset import data_root
 from leaktight.reproductions.measure import Samples, chosen, from_audit, from_training
 from leaktight.reproductions.recipe import Claim, Part, Place, Recipe, ScaleName
 from leaktight.reproductions.result import ClaimResult, Entry, Reproduction, RunUsed
@@ -51,8 +53,14 @@ class Job:
         source = Path(f"{PREFIX}{self.recipe.name}")
         if self.part.command == "train":
             return train.plan(source, settings=self.settings, data_root=self.data_root)
+        named = "defense" in read_tables(source, self.settings)[0]
         return audit.plan(
-            "audit", source, adaptive=self.part.adaptive, settings=self.settings, data_root=self.data_root
+            "audit",
+            source,
+            adaptive=self.part.adaptive,
+            defenses=[] if named else ["none"],
+            settings=self.settings,
+            data_root=self.data_root,
         )
 
     @cached_property
@@ -148,7 +156,8 @@ class Reproduced:
 
     def _of_part(self, part: Part) -> list[Job]:
         scale = self.recipe.scale(self.scale)
-        settings = (*part.set, *scale.set, *part.at.get(self.scale, ()))
+        root = str(data_root(self.data_root))
+        settings = tuple(each.replace("{data}", root) for each in (*part.set, *scale.set, *part.at.get(self.scale, ())))
         if part.command != "train":
             return [Job(self.recipe, part, settings, self.root, data_root=self.data_root)]
         number = min(part.seeds, scale.seeds or part.seeds)
@@ -168,7 +177,7 @@ class Reproduced:
             paper=recipe.paper,
             where=recipe.where,
             title=recipe.title,
-            kind="seeds" if all(part.command == "train" for part in recipe.parts) else "victims",
+            kind="seeds" if all(part.command == "train" or part.seeds > 1 for part in recipe.parts) else "victims",
             differences=recipe.scale(self.scale).differences,
             notes=recipe.notes,
             legacy=recipe.legacy,
