@@ -9,7 +9,6 @@ from leaktight.attacks.labels.rules import Geng, Yin
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
-from leaktight.config.scenario import weights_place
 from leaktight.config.settings import load_config
 from leaktight.config.tables import SCENARIO
 from leaktight.config.toml import kind_of
@@ -241,11 +240,3 @@ def test_the_secret_seed_is_read_and_never_written() -> None:
     assert "ab" * 32 not in config.to_toml() + repr(config)
     with pytest.raises(ConfigError, match="expected 64 hexadecimal digits, got 3 characters; copy it"):
         load_config(None, ["secret_seed=abc"])
-
-
-def test_weights_are_also_found_below_the_folder_of_data_sets(tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "a.pth").touch()
-    assert weights_place("weights/a.pth", tmp_path) == str(tmp_path / "weights" / "a.pth")
-    assert weights_place("wide", tmp_path) == "wide"
-    assert weights_place("weights/b.pth", tmp_path) == "weights/b.pth"

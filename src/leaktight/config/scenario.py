@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from pathlib import Path
 
 from leaktight.config.settings import Config
 from leaktight.core.devices import chosen_device
@@ -32,8 +31,9 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
 def build_federation(config: Config, dataset: Dataset, partition: Partition) -> Federation:
     """Clients, server and model of the configuration, after a check that they fit together."""
     rng = Rng(config.seed, key=config.key or secrets.token_bytes(KEY_BYTES))
-    init = weights_place(config.model.init, data_root(config.data_root))
-    model = build_model(config.model.source, dataset.inputs, dataset.num_classes, init=init, rng=rng.child("model"))
+    model = build_model(
+        config.model.source, dataset.inputs, dataset.num_classes, init=config.model.init, rng=rng.child("model")
+    )
     check_fits(model, dataset.inputs, dataset.num_classes, dataset.task, mode=config.model.mode)
     return assemble(
         dataset,
@@ -49,11 +49,6 @@ def build_federation(config: Config, dataset: Dataset, partition: Partition) -> 
         device=chosen_device(config.device),
         rng=rng.child("federation"),
     )
-
-
-def weights_place(init: str, root: Path) -> str:
-    """Where a file of weights is: as it is named or, where there is none, below the folder of data sets."""
-    return str(root / init) if not Path(init).is_file() and (root / init).is_file() else init
 
 
 def centralised(config: Config) -> Config:
