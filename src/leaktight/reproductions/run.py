@@ -20,7 +20,7 @@ from leaktight.api import audit, train
 from leaktight.audits.judge.statistics import interval
 from leaktight.audits.run import Watcher
 from leaktight.config.recipes import PREFIX
-from leaktight.config.tables import read_tables
+from leaktight.config.tables import as_list, read_tables
 from leaktight.core.errors import UsageError
 from leaktight.core.files import make_private_folder, write_atomically
 from leaktight.data.dataset import data_root
@@ -35,6 +35,7 @@ from leaktight.results.store import read_file, read_trials
 FOLDER = Path("runs/reproduce")
 VALUES = "values.json"
 TIME = "time.json"
+_NONE = {"kind": "none"}
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Job:
         source = Path(f"{PREFIX}{self.recipe.name}")
         if self.part.command == "train":
             return train.plan(source, settings=self.settings, data_root=self.data_root)
-        named = "defense" in read_tables(source, self.settings)[0]
+        named = as_list(read_tables(source, self.settings)[0].get("defense", []))
         return audit.plan(
             "audit",
             source,
             adaptive=self.part.adaptive,
-            defenses=[] if named else ["none"],
+            defenses=[] if any(each != _NONE for each in named) else ["none"],
             settings=self.settings,
             data_root=self.data_root,
         )
