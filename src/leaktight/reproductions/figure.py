@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from leaktight.reproductions.recipe import Place
+from leaktight.reproductions.recipe import Choice, Place
 from leaktight.reproductions.run import Reproduced
+from leaktight.results.schema import TrainingSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,26 +73,35 @@ def _show(place: Axes, title: str, picture: Path | None) -> None:
 
 
 def _curves(made: Reproduced) -> Figure:
-    """The accuracy over the rounds, by row: the mean over seeds, and their range."""
-    figure, axes = _grid(1, 1, 3.0)
-    (place,) = axes[0]
-    column = next(iter(made.recipe.columns))
-    for row in made.recipe.rows:
-        if not made.jobs_at(Place(row=row, column=column)):
-            continue
-        histories = [
-            [(each.round, 100 * each.accuracy) for each in summary.rounds if each.accuracy is not None]
-            for summary in made.summaries_at(Place(row=row, column=column)).values()
-        ]
-        rounds = [number for number, _ in histories[0]]
-        values = np.array([[value for _, value in history] for history in histories])
-        place.plot(rounds, values.mean(0), label=row, linewidth=1.2)
-        place.fill_between(rounds, values.min(0), values.max(0), alpha=0.2)
-    place.set_xlabel("round")
-    place.set_ylabel("accuracy, %")
-    place.legend(fontsize=7)
+    """The accuracy over the rounds, by row: the mean over seeds, and their range. Every column of accuracies by itself."""
+    columns = made.recipe.columns
+    shown = [name for name, choice in columns.items() if _is_accuracy(choice)] or list(columns)[:1]
+    figure, axes = _grid(1, len(shown), 3.0)
+    for place, column in zip(axes[0], shown, strict=True):
+        for row in made.recipe.rows:
+            if made.jobs_at(Place(row=row, column=column)):
+                _curve(place, row, made.summaries_at(Place(row=row, column=column)).values())
+        place.set_title(column, fontsize=7)
+        place.set_xlabel("round")
+        place.set_ylabel("accuracy, %")
+        place.legend(fontsize=7)
     figure.tight_layout()
     return figure
+
+
+def _is_accuracy(choice: Choice) -> bool:
+    return choice.get("metric", "accuracy") == "accuracy" and "percent_of" not in choice
+
+
+def _curve(place: Axes, row: str, summaries: Iterable[TrainingSummary]) -> None:
+    histories = [
+        [(each.round, 100 * each.accuracy) for each in summary.rounds if each.accuracy is not None]
+        for summary in summaries
+    ]
+    rounds = [number for number, _ in histories[0]]
+    values = np.array([[value for _, value in history] for history in histories])
+    place.plot(rounds, values.mean(0), label=row, linewidth=1.2)
+    place.fill_between(rounds, values.min(0), values.max(0), alpha=0.2)
 
 
 def _points(made: Reproduced) -> Figure:
