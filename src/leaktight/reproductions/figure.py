@@ -73,14 +73,15 @@ def _show(place: Axes, title: str, picture: Path | None) -> None:
 
 
 def _curves(made: Reproduced) -> Figure:
-    """The accuracy over the rounds, by row: the mean over seeds, and their range. Every column of accuracies by itself."""
+    """The accuracy over the rounds, by row: the mean over seeds, and their range; each column of accuracies by itself."""
     columns = made.recipe.columns
     shown = [name for name, choice in columns.items() if _is_accuracy(choice)] or list(columns)[:1]
     figure, axes = _grid(1, len(shown), 3.0)
     for place, column in zip(axes[0], shown, strict=True):
         for row in made.recipe.rows:
-            if made.jobs_at(Place(row=row, column=column)):
-                _curve(place, row, made.summaries_at(Place(row=row, column=column)).values())
+            at = Place(row=row, column=column)
+            if any(job.part.command == "train" for job in made.jobs_at(at)):
+                _curve(place, row, made.summaries_at(at).values())
         place.set_title(column, fontsize=7)
         place.set_xlabel("round")
         place.set_ylabel("accuracy, %")
