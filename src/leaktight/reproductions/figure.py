@@ -73,7 +73,7 @@ def _show(place: Axes, title: str, picture: Path | None) -> None:
 
 
 def _curves(made: Reproduced) -> Figure:
-    """The accuracy over the rounds, by row: the mean over seeds, and their range; each column of accuracies by itself."""
+    """The accuracy over the rounds, by row: the mean over seeds, and their range. Each column by itself."""
     columns = made.recipe.columns
     shown = [name for name, choice in columns.items() if _is_accuracy(choice)] or list(columns)[:1]
     figure, axes = _grid(1, len(shown), 3.0)
