@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -35,16 +35,20 @@ def draw(made: Reproduced) -> bytes | None:
 
 
 def _pictures(made: Reproduced) -> Figure:
-    """The first victim and the guesses for it: a picture for each row of the table, a line for each attack."""
+    """The first victim and the guesses for it: a picture for each row of the table, a line for each attack.
+
+    Where rows have different victims, each has its own beside the guess.
+    """
     lines: dict[tuple[Pair | None, ...], str] = {}
     for column in made.recipe.columns:
         lines.setdefault(tuple(_guess(made, row, column) for row in made.recipe.rows), column)
     shown = {pairs: column for pairs, column in lines.items() if any(pairs)}
     figure, axes = _grid(len(shown), len(made.recipe.rows) + 1, 1.15)
     for line, (pairs, column) in zip(axes, shown.items(), strict=True):
-        _show(line[0], "truth", next(pair for pair in pairs if pair is not None)[0])
+        truths = {pair[0].read_bytes(): pair[0] for pair in pairs if pair is not None}
+        _show(line[0], "truth", list(truths.values()) if len(truths) == 1 else [])
         for place, row, pair in zip(line[1:], made.recipe.rows, pairs, strict=True):
-            _show(place, row, None if pair is None else pair[1])
+            _show(place, row, [] if pair is None else pair[1:] if len(truths) == 1 else pair)
         line[0].set_ylabel(column, fontsize=6)
     figure.tight_layout()
     return figure
@@ -60,16 +64,18 @@ def _guess(made: Reproduced, row: str, column: str) -> Pair | None:
     return None
 
 
-def _show(place: Axes, title: str, picture: Path | None) -> None:
+def _show(place: Axes, title: str, pictures: Sequence[Path]) -> None:
+    """Pictures of one size side by side; an empty place without any."""
     import matplotlib.image as images  # slow to import
 
     place.set_xticks([])
     place.set_yticks([])
-    if picture is None:
-        place.axis("off")
-    else:
-        place.set_title(title, fontsize=6)
-        place.imshow(images.imread(str(picture)), cmap="gray", vmin=0, vmax=1)
+    if not pictures:
+        place.set_frame_on(False)
+        return
+    place.set_title(title, fontsize=6)
+    joined = np.concatenate([np.atleast_3d(images.imread(str(picture))) for picture in pictures], axis=1)
+    place.imshow(joined.squeeze(), cmap="gray", vmin=0, vmax=1)
 
 
 def _curves(made: Reproduced) -> Figure:
