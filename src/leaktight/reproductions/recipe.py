@@ -33,7 +33,11 @@ PAPERS: Mapping[Paper, str] = {
 
 Relation: TypeAlias = Literal["above", "below", "near"]
 Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
-"""What a row or a column chooses: part, metric, attack, defense, adaptive. See `measure.select`."""
+"""What a row or a column chooses: part, metric, attack, defense, adaptive. See `measure.from_audit`.
+
+The part of a column may contain "{row}": there is then a part for each row, or none where nothing is run.
+"""
+_ROW = "{row}"
 
 
 class _Table(BaseModel):
@@ -147,7 +151,8 @@ class Recipe(_Table):
 
     def choice(self, place: Place) -> dict[str, object]:
         """What is measured at a place: the choices of its row and of its column."""
-        return {"part": self.parts[0].name, **self.rows[place.row], **self.columns[place.column]}
+        chosen = {"part": self.parts[0].name, **self.rows[place.row], **self.columns[place.column]}
+        return {**chosen, "part": str(chosen["part"]).replace(_ROW, place.row)}
 
     def places(self) -> Iterator[Place]:
         for row in self.rows:
@@ -196,6 +201,8 @@ def _check(recipe: Recipe) -> None:
             raise ConfigError(f"{recipe.path}: {where}: no {kind} {name!r}; {suggestion(name, known[kind])}")
 
     for place in recipe.places():
+        if _ROW in str(recipe.columns[place.column].get("part")):
+            continue  # an entry that no part makes is empty
         require("part", str(recipe.choice(place)["part"]), f"{place}")
     for scale, settings in recipe.scales.items():
         for part in settings.parts:

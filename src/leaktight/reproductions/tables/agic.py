@@ -145,12 +145,13 @@ def _seconds(attack: Preset, seen: Sequence[Observation], rng: Rng) -> float:
     """Seconds of one iteration of a search."""
     matching = attack.matching()
     evidence = matching.evidence(seen, rng=rng)
+    long, short = matching.iterations, max(1, matching.iterations // 4)
     times = []
-    for iterations in (long := matching.iterations, short := max(1, matching.iterations // 4)):
+    for iterations in (short, long, short):  # the first warms up
         began = time.perf_counter()
         replace(matching, iterations=iterations, progress_every=long).search(evidence, rng=rng)
         times.append(time.perf_counter() - began)
-    return (times[0] - times[1]) / (long - short)
+    return (times[1] - times[2]) / (long - short)
 
 
 def _played(config: Config) -> TwoEpochs:
