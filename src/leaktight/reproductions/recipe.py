@@ -33,7 +33,7 @@ PAPERS: Mapping[Paper, str] = {
 
 Relation: TypeAlias = Literal["above", "below", "near"]
 Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
-"""What a row or a column chooses: part, metric, attack, defense, adaptive. See `measure.from_audit`.
+"""What a row or a column chooses: part, metric, attack, defense, adaptive, finished. See `measure.from_audit`.
 
 The part of a column may contain "{row}": there is then a part for each row, or none where nothing is run.
 """
