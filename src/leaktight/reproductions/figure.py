@@ -126,7 +126,11 @@ def _lines(made: Reproduced) -> Figure:
     figure, ((place,),) = _grid(1, 1, 3.0)
     for row in made.recipe.rows:
         known = [(number, entries[row, column]) for column, number in numbers.items()]
-        points = [(at, each.low, each.mean, each.high) for at, each in known if each.mean is not None]
+        points = [
+            (at, each.low, each.mean, each.high)
+            for at, each in known
+            if each.low is not None and each.mean is not None and each.high is not None
+        ]
         if points:
             across, low, middle, high = zip(*points, strict=True)
             place.plot(across, middle, "o-", label=row, linewidth=1.2, markersize=3)

@@ -131,7 +131,7 @@ def speed(settings: Sequence[str]) -> Values:
 def _steps(settings: Sequence[str], steps: int) -> list[str]:
     """The settings with the images of an update in so many local steps."""
     attacked = load_config(Path("recipe:agic-figure-8"), settings).attacked
-    images = (attacked and attacked.samples) or 1
+    images = 1 if attacked is None or attacked.samples is None else attacked.samples
     return [*settings, f"audit.local.batch_size={max(1, images // steps)}", f"audit.local.steps={steps}"]
 
 

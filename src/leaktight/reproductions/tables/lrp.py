@@ -168,7 +168,8 @@ def _curves(experiment: Experiment, runner: TrialRunner, spec: TrialSpec) -> tup
     found = matching.search(evidence, rng=rng.child("search")).search.best.variables["latents"]
     problem = matching.problem(evidence, rng, [0], together=False)
     squash = (attack.regulariser or ("tanh" if attack.optimizer == "cma_es" else "kl")) == "tanh"
-    into, back = (torch.tanh, _atanh) if squash else (_same, _same)
+    into: Callable[[Tensor], Tensor] = torch.tanh if squash else _same
+    back = _atanh if squash else _same
     ends = into(found), into(inverted(attack.generator.read(), truth, evidence.labels, into, rng.child("inversion")))
     places = [back((1 - alpha) * ends[0] + alpha * ends[1]) for alpha in ALPHAS]
     name = experiment.settings.metrics[0]
