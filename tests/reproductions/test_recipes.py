@@ -9,7 +9,7 @@ import pytest
 from leaktight.config import recipes
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.reproductions import recipe as module
-from leaktight.reproductions.recipe import read_recipe, reproducible
+from leaktight.reproductions.recipe import Place, read_recipe, reproducible
 from leaktight.reproductions.run import Reproduced, parse_shard
 
 SMALL = """
@@ -77,6 +77,20 @@ def test_published_numbers_are_read_from_the_file(written) -> None:  # type: ign
     assert recipe.published == {"none": {"SSIM": "0.52"}}
     with pytest.raises(ConfigError, match="no row 'other'"):
         read_recipe(written(SMALL, "row,SSIM\nother,0.52\n"))
+
+
+def test_a_column_may_have_a_part_for_each_row(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    parts = '[[recipe.parts]]\nname = "none, small"\nset = ["data.root={data}/x"]\n[recipe.rows]\n"other" = {}\n'
+    text = SMALL.replace("[recipe.rows]\n", parts).replace('metric = "ssim"', 'metric = "ssim", part = "{row}, small"')
+    made = Reproduced(read_recipe(written(text)), "smoke", tmp_path, data_root=tmp_path)
+    assert [job.settings for job in made.jobs_at(Place(row="none", column="SSIM"))] == [(f"data.root={tmp_path}/x",)]
+    assert made.jobs_at(Place(row="other", column="SSIM")) == []
+
+
+def test_an_audit_has_no_defenses_but_its_own(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """An audit of a config without a defense would add some."""
+    (job,) = Reproduced(read_recipe(written(SMALL)), "smoke", tmp_path).jobs
+    assert [each.name for each in job.planned.experiment.defenses] == ["none"]  # type: ignore[union-attr]
 
 
 def test_an_unknown_recipe_or_scale_is_a_clear_error(written, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from leaktight.audits.run import Watcher
 from leaktight.config import recipes
 from leaktight.reproductions import recipe as module
 from leaktight.reproductions.docs import collect, pages, write_pages
+from leaktight.reproductions.figure import _lines
 from leaktight.reproductions.recipe import read_recipe
 from leaktight.reproductions.reproduce import reproduce
 from leaktight.reproductions.run import Reproduced
@@ -179,6 +181,18 @@ def test_shards_do_each_run_once_and_the_last_writes_the_result(made: Callable[[
     assert result.kind == "victims" or result.kind == "seeds"
     assert [run.seed for run in result.runs] == [0, 1, 0, 1, None]
     assert result.claims[0].decision == "holds"
+
+
+def test_lines_are_drawn_over_columns_that_are_numbers(made: Callable[[str], Reproduced]) -> None:
+    """The columns "1" and "50" are places on the axis; one with a word is not."""
+    recipe = read_recipe("leaks")
+    columns = {"1": recipe.columns["PSNR"], "50": recipe.columns["PSNR"], "rebuilt": recipe.columns["rebuilt"]}
+    lined = replace(
+        made("leaks"), recipe=recipe.model_copy(update={"figure": "lines", "columns": columns, "claims": ()})
+    )
+    reproduce(lined)
+    assert (lined.folder / "figure.png").read_bytes()[1:4] == b"PNG"
+    assert [len(line.get_xdata()) for line in _lines(lined).axes[0].lines] == [2, 2]
 
 
 def test_pages_are_made_from_results_alone(made: Callable[[str], Reproduced], tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH = 7.0
+_ACROSS = 4
+"""The most columns beside each other."""
 
 Pair: TypeAlias = tuple[Path, Path]
 """The pictures of a truth and of a guess."""
@@ -112,19 +114,23 @@ def _curve(place: Axes, row: str, summaries: Iterable[TrainingSummary]) -> None:
 
 
 def _points(made: Reproduced) -> Figure:
-    """Each column by itself: the mean of each row with its interval."""
-    columns = list(made.recipe.columns)
-    figure, axes = _grid(1, len(columns), 0.3 * len(made.recipe.rows) + 1.0)
+    """Each column by itself, some beside each other: the mean of each row with its interval."""
+    columns, rows = list(made.recipe.columns), list(made.recipe.rows)
+    across = min(len(columns), _ACROSS)
+    figure, axes = _grid(-(-len(columns) // across), across, 0.3 * len(rows) + 1.0)
     entries = {(entry.row, entry.column): entry for entry in made.result().entries}
-    rows = list(made.recipe.rows)
-    for place, column in zip(axes[0], columns, strict=True):
+    for number, place in enumerate(place for line in axes for place in line):
+        if number >= len(columns):
+            place.axis("off")
+            continue
         for height, row in enumerate(rows):
-            entry = entries[row, column]
+            entry = entries[row, columns[number]]
             if entry.mean is not None and entry.low is not None and entry.high is not None:
                 place.plot([entry.low, entry.high], [height, height], color="0.6")
                 place.plot(entry.mean, height, "o", color="C0", markersize=4)
-        place.set_yticks(range(len(rows)), rows if place is axes[0][0] else [""] * len(rows), fontsize=7)
-        place.set_title(column, fontsize=7)
+        place.set_yticks(range(len(rows)), [""] * len(rows) if number % across else rows, fontsize=7)
+        place.set_title(columns[number], fontsize=7)
+        place.tick_params(axis="x", labelsize=6)
         place.invert_yaxis()
     figure.tight_layout()
     return figure
@@ -137,7 +143,11 @@ def _lines(made: Reproduced) -> Figure:
     figure, ((place,),) = _grid(1, 1, 3.0)
     for row in made.recipe.rows:
         known = [(number, entries[row, column]) for column, number in numbers.items()]
-        points = [(at, each.low, each.mean, each.high) for at, each in known if each.mean is not None]
+        points = [
+            (at, each.low, each.mean, each.high)
+            for at, each in known
+            if each.low is not None and each.mean is not None and each.high is not None
+        ]
         if points:
             across, low, middle, high = zip(*points, strict=True)
             place.plot(across, middle, "o-", label=row, linewidth=1.2, markersize=3)

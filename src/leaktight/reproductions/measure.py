@@ -13,7 +13,7 @@ from leaktight.results.schema import TrainingSummary, Trial
 Samples: TypeAlias = Mapping[str, float]
 """Values by victim ("victim 3") or seed ("seed 1"): values with the same name may be compared in pairs."""
 
-_CHOICES = ("part", "metric", "attack", "defense", "adaptive", "percent_of")
+_CHOICES = ("part", "metric", "attack", "defense", "adaptive", "finished", "percent_of")
 _BEST = "best_"
 
 
@@ -23,12 +23,13 @@ def from_audit(trials: Iterable[Trial], choice: Mapping[str, object]) -> Samples
     choice: metric: a score, "best_" and a score (of the example that leaks most, not their mean), or "loss" (of the
     search), "label_accuracy", "identified", "reconstructed", "seconds" or "client_seconds".
     attack, defense: the name in the results, or a table with its kind and settings. adaptive: whether the attacker
-    knows the defense. Several trials of a victim are averaged.
+    knows the defense. finished: also trials whose own loss did not fall, as behind much noise it cannot. Several trials
+    of a victim are averaged.
     """
     metric = str(choice.get("metric", "psnr"))
     found: dict[str, list[float]] = {}
     for cell in chosen(trials, choice):
-        for trial in cell.valid:
+        for trial in counted(cell, choice):
             value = _value(trial, cell, metric)
             if value is not None:
                 found.setdefault(f"victim {trial.trial}", []).append(value)
@@ -54,6 +55,11 @@ def chosen(trials: Iterable[Trial], choice: Mapping[str, object]) -> list[CellTr
     """The trials of the chosen attack on the chosen defense, one cell unless the choice leaves several."""
     _require_known(choice)
     return [cell for cell in gather(list(trials)) if _is_chosen(cell, choice)]
+
+
+def counted(cell: CellTrials, choice: Mapping[str, object]) -> list[Trial]:
+    """The trials of a cell that count: the valid ones, or all that are finished."""
+    return cell.done if choice.get("finished") else cell.valid
 
 
 def _is_chosen(cell: CellTrials, choice: Mapping[str, object]) -> bool:

@@ -33,8 +33,14 @@ PAPERS: Mapping[Paper, str] = {
 
 Relation: TypeAlias = Literal["above", "below", "near"]
 Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
-"""What a row or a column chooses: part, metric, attack, defense, adaptive; see `measure.from_audit`. percent_of: a row
-of which the value is given as a share, in percent."""
+"""What a row or a column chooses: part, metric, attack, defense, adaptive, finished; see `measure.from_audit`. percent_of:
+a row of which the value is given as a share, in percent.
+
+If a row and a column both name a part, as "MNIST" and "batch 4", it is the part of both names, "MNIST batch 4", or where
+there is none that of the column. The part of a column may contain "{row}": there is then a part for each row, or none
+where nothing is run.
+"""
+_ROW = "{row}"
 
 
 class _Table(BaseModel):
@@ -147,13 +153,12 @@ class Recipe(_Table):
         return self.scales[name]
 
     def choice(self, place: Place) -> dict[str, object]:
-        """What is measured at a place: the choices of its row and of its column.
-
-        If both name a part, it is the one called "ROW'S, COLUMN'S".
-        """
-        both = [self.rows[place.row], self.columns[place.column]]
-        part = ", ".join(str(each["part"]) for each in both if "part" in each)
-        return {**both[0], **both[1], "part": part or self.parts[0].name}
+        """What is measured at a place: the choices of its row and of its column."""
+        row, column = self.rows[place.row], self.columns[place.column]
+        named = [str(choice["part"]) for choice in (row, column) if "part" in choice] or [self.parts[0].name]
+        both = " ".join(named)
+        part = both if both in {each.name for each in self.parts} else named[-1]
+        return {**row, **column, "part": part.replace(_ROW, place.row)}
 
     def places(self) -> Iterator[Place]:
         for row in self.rows:
@@ -203,9 +208,11 @@ def _check(recipe: Recipe) -> None:
 
     for place in recipe.places():
         choice = recipe.choice(place)
-        require("part", str(choice["part"]), f"{place}")
         if "percent_of" in choice:
             require("row", str(choice["percent_of"]), f"{place}")
+        if _ROW in str(recipe.columns[place.column].get("part")):
+            continue  # an entry that no part makes is empty
+        require("part", str(choice["part"]), f"{place}")
     for scale, settings in recipe.scales.items():
         for part in settings.parts:
             require("part", part, f"[recipe.scales.{scale}]")

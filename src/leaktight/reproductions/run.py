@@ -24,7 +24,7 @@ from leaktight.config.tables import as_list, read_tables
 from leaktight.core.errors import UsageError
 from leaktight.core.files import make_private_folder, write_atomically
 from leaktight.data.dataset import data_root
-from leaktight.reproductions.measure import Samples, chosen, from_audit, from_training
+from leaktight.reproductions.measure import Samples, chosen, counted, from_audit, from_training
 from leaktight.reproductions.recipe import Claim, Part, Place, Recipe, ScaleName
 from leaktight.reproductions.result import ClaimResult, Entry, Reproduction, RunUsed
 from leaktight.reproductions.rules import decide
@@ -237,12 +237,12 @@ class Reproduced:
         return [job for job in self.jobs if job.part.name == part]
 
     def trials_at(self, place: Place) -> list[Trial]:
-        """The valid trials behind a place of the table; none if its run is no audit."""
+        """The trials that count behind a place of the table; none if its run is no audit."""
         found: list[Trial] = []
         for job in self.jobs_at(place):
             if not job.is_function and job.part.command != "train":
                 cells = chosen(read_trials(job.path).values(), self.recipe.choice(place))
-                found += [trial for cell in cells for trial in cell.valid]
+                found += [trial for cell in cells for trial in counted(cell, self.recipe.choice(place))]
         return found
 
     def summaries_at(self, place: Place) -> dict[str, TrainingSummary]:

@@ -168,8 +168,9 @@ def _curves(experiment: Experiment, runner: TrialRunner, spec: TrialSpec) -> tup
     found = matching.search(evidence, rng=rng.child("search")).search.best.variables["latents"]
     problem = matching.problem(evidence, rng, [0], together=False)
     squash = (attack.regulariser or ("tanh" if attack.optimizer == "cma_es" else "kl")) == "tanh"
-    into, back = (torch.tanh, _atanh) if squash else (_same, _same)
-    ends = into(found), into(inverted(attack.generator.read(), truth, into, rng.child("inversion")))
+    into: Callable[[Tensor], Tensor] = torch.tanh if squash else _same
+    back = _atanh if squash else _same
+    ends = into(found), into(inverted(attack.generator.read(), truth, evidence.labels, into, rng.child("inversion")))
     places = [back((1 - alpha) * ends[0] + alpha * ends[1]) for alpha in ALPHAS]
     name = experiment.settings.metrics[0]
     metric = build_metrics([name], Resources(root=experiment.data_root)).metrics[name]
@@ -179,17 +180,21 @@ def _curves(experiment: Experiment, runner: TrialRunner, spec: TrialSpec) -> tup
     return losses, metric(images, truth.expand_as(images)).tolist()
 
 
-def inverted(generator: Generator, truth: Tensor, into: Callable[[Tensor], Tensor], rng: Rng) -> Tensor:
+def inverted(
+    generator: Generator, truth: Tensor, label: Tensor | None, into: Callable[[Tensor], Tensor], rng: Rng
+) -> Tensor:
     """GAN inversion: the variables (1, L) whose image is closest to the truth (1, C, H, W), by Adam from some starts.
 
-    into: from variables to latents. Reference: Huh et al. 2020, with the squared error of pixels alone.
+    label: its class, (1,), for a class-conditional generator. into: from variables to latents.
+    Reference: Huh et al. 2020, with the squared error of pixels alone.
     """
     sought = torch.randn(_STARTS, generator.latent, generator=rng.public(), requires_grad=True)
     weights, statistics, size = generator.weights, generator.statistics, Images(*truth.shape[1:])
+    labels = None if label is None or generator.num_classes is None else label.expand(_STARTS)
     optimizer = torch.optim.Adam([sought], lr=0.05)
 
     def errors() -> Tensor:
-        made = generator.fitted(generator.images(weights, statistics, into(sought)), size)
+        made = generator.fitted(generator.images(weights, statistics, into(sought), labels), size)
         return (made - truth).square().flatten(1).mean(1)
 
     for _ in range(_INVERSIONS):
