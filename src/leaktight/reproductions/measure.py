@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TypeAlias
@@ -19,7 +21,8 @@ _CHOICES = ("part", "metric", "attack", "defense", "adaptive")
 def from_audit(trials: Iterable[Trial], choice: Mapping[str, object]) -> Samples:
     """The values of a metric by victim, from valid trials of the chosen attack on the chosen defense.
 
-    choice: metric: a score, or "label_accuracy", "identified", "reconstructed", "seconds" or "client_seconds".
+    choice: metric: a score, or "label_accuracy", "identified", "reconstructed", "loss", "seconds" or "client_seconds";
+    "ssim >= 0.2" is the share of the examples with such scores, and "... %" is a share in percent.
     attack, defense: the name in the results, or a table with its kind and settings. adaptive: whether the attacker
     knows the defense. Several trials of a victim are averaged.
     """
@@ -67,21 +70,38 @@ def _is_chosen(cell: CellTrials, choice: Mapping[str, object]) -> bool:
 def _fits(name: str, settings: Mapping[str, object], wanted: object) -> bool:
     """Whether this is the method: its name, or its kind with settings of these values."""
     if isinstance(wanted, Mapping):
-        own = {"kind": name.partition(" ")[0], **settings}
+        own = {"kind": name.partition("(")[0], **settings}
         return all(own.get(key) == value for key, value in wanted.items())
     return name == wanted
 
 
 def _value(trial: Trial, cell: CellTrials, metric: str) -> float | None:
+    if metric.endswith(_PERCENT):
+        share = _value(trial, cell, metric.removesuffix(_PERCENT))
+        return None if share is None else 100 * share
+    if (limit := _LIMIT.fullmatch(metric)) is not None:
+        return _share(trial, *limit.groups())
     if metric in _OF_TRIALS:
         return _OF_TRIALS[metric](trial, cell)
     return trial.score(metric)
+
+
+def _share(trial: Trial, metric: str, sign: str, limit: str) -> float | None:
+    """The share of a trial's examples whose score keeps the limit."""
+    scores = [score for score in trial.scores.get(metric) or () if score is not None]
+    return fmean(_KEEPS[sign](score, float(limit)) for score in scores) if scores else None
+
+
+_PERCENT = " %"
+_LIMIT = re.compile(r"(\w+) (>=|<=) (\S+)")
+_KEEPS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}
 
 
 _OF_TRIALS: Mapping[str, Callable[[Trial, CellTrials], float | None]] = {
     "label_accuracy": lambda trial, cell: trial.label_accuracy,
     "identified": lambda trial, cell: None if trial.rank is None else float(trial.rank.place == 1),
     "reconstructed": lambda trial, cell: float(cell.reconstructs(trial)),
+    "loss": lambda trial, cell: trial.loss,
     "seconds": lambda trial, cell: trial.seconds,
     "client_seconds": lambda trial, cell: trial.client_seconds,
 }

@@ -145,8 +145,13 @@ class Recipe(_Table):
         return self.scales[name]
 
     def choice(self, place: Place) -> dict[str, object]:
-        """What is measured at a place: the choices of its row and of its column."""
-        return {"part": self.parts[0].name, **self.rows[place.row], **self.columns[place.column]}
+        """What is measured at a place: the choices of its row and of its column.
+
+        If both name a part, as "MNIST" and "batch 4", it is the part of both names, "MNIST batch 4".
+        """
+        row, column = self.rows[place.row], self.columns[place.column]
+        named = [str(choice["part"]) for choice in (row, column) if "part" in choice]
+        return {**row, **column, "part": " ".join(named) or self.parts[0].name}
 
     def places(self) -> Iterator[Place]:
         for row in self.rows:

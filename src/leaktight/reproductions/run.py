@@ -52,7 +52,12 @@ class Job:
         if self.part.command == "train":
             return train.plan(source, settings=self.settings, data_root=self.data_root)
         return audit.plan(
-            "audit", source, adaptive=self.part.adaptive, settings=self.settings, data_root=self.data_root
+            "audit",
+            source,
+            adaptive=self.part.adaptive,
+            defenses_named=True,
+            settings=self.settings,
+            data_root=self.data_root,
         )
 
     @cached_property
