@@ -1,0 +1,1 @@
+"""Tables of publications that are neither an audit nor a training: functions that give values by row and column."""
