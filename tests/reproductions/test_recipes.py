@@ -109,7 +109,7 @@ def test_a_wrong_shard_is_refused(text: str) -> None:
 
 TWO_PARTS = SMALL.replace(
     "[recipe.rows]",
-    '[[recipe.parts]]\nname = "a, b"\n[[recipe.parts]]\nname = "b"\n'
+    '[[recipe.parts]]\nname = "a b"\n[[recipe.parts]]\nname = "b"\n'
     '[recipe.rows]\n"other" = {part = "a", defense = "none"}',
 )
 
@@ -117,7 +117,7 @@ TWO_PARTS = SMALL.replace(
 def test_a_row_and_a_column_choose_a_part_together(written) -> None:  # type: ignore[no-untyped-def]
     recipe = read_recipe(written(TWO_PARTS.replace('attack = "csdlg"', 'attack = "csdlg", part = "b"')))
     parts = {place.row: recipe.choice(place)["part"] for place in recipe.places()}
-    assert parts == {"other": "a, b", "none": "b"}
+    assert parts == {"other": "a b", "none": "b"}
 
 
 def test_a_share_of_an_unknown_row_is_refused(written) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TypeAlias
@@ -21,7 +23,8 @@ def from_audit(trials: Iterable[Trial], choice: Mapping[str, object]) -> Samples
     """The values of a metric by victim, from valid trials of the chosen attack on the chosen defense.
 
     choice: metric: a score, "best_" and a score (of the example that leaks most, not their mean), or "loss" (of the
-    search), "label_accuracy", "identified", "reconstructed", "seconds" or "client_seconds".
+    search), "label_accuracy", "identified", "reconstructed", "seconds" or "client_seconds"; "ssim >= 0.2" is the share
+    of the examples with such scores, and "... %" is a share in percent.
     attack, defense: the name in the results, or a table with its kind and settings. adaptive: whether the attacker
     knows the defense. finished: also trials whose own loss did not fall, as behind much noise it cannot. Several trials
     of a victim are averaged.
@@ -81,6 +84,11 @@ def _fits(name: str, settings: Mapping[str, object], wanted: object) -> bool:
 
 
 def _value(trial: Trial, cell: CellTrials, metric: str) -> float | None:
+    if metric.endswith(_PERCENT):
+        share = _value(trial, cell, metric.removesuffix(_PERCENT))
+        return None if share is None else 100 * share
+    if (limit := _LIMIT.fullmatch(metric)) is not None:
+        return _share(trial, *limit.groups())
     if metric in _OF_TRIALS:
         return _OF_TRIALS[metric](trial, cell)
     if metric.startswith(_BEST):
@@ -95,11 +103,22 @@ def _best(trial: Trial, metric: str) -> float | None:
     return pick(known) if known else None
 
 
+def _share(trial: Trial, metric: str, sign: str, limit: str) -> float | None:
+    """The share of a trial's examples whose score keeps the limit."""
+    scores = [score for score in trial.scores.get(metric) or () if score is not None]
+    return fmean(_KEEPS[sign](score, float(limit)) for score in scores) if scores else None
+
+
+_PERCENT = " %"
+_LIMIT = re.compile(r"(\w+) (>=|<=) (\S+)")
+_KEEPS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}
+
+
 _OF_TRIALS: Mapping[str, Callable[[Trial, CellTrials], float | None]] = {
-    "loss": lambda trial, cell: trial.loss,
     "label_accuracy": lambda trial, cell: trial.label_accuracy,
     "identified": lambda trial, cell: None if trial.rank is None else float(trial.rank.place == 1),
     "reconstructed": lambda trial, cell: float(cell.reconstructs(trial)),
+    "loss": lambda trial, cell: trial.loss,
     "seconds": lambda trial, cell: trial.seconds,
     "client_seconds": lambda trial, cell: trial.client_seconds,
 }

@@ -33,12 +33,11 @@ PAPERS: Mapping[Paper, str] = {
 
 Relation: TypeAlias = Literal["above", "below", "near"]
 Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
-"""What a row or a column chooses: part, metric, attack, defense, adaptive, finished; see `measure.from_audit`. percent_of:
-a row of which the value is given as a share, in percent.
+"""What a row or a column chooses: part, metric, attack, defense, adaptive, finished; see `measure.from_audit`.
 
-If a row and a column both name a part, as "MNIST" and "batch 4", it is the part of both names, "MNIST batch 4", or where
-there is none that of the column. The part of a column may contain "{row}": there is then a part for each row, or none
-where nothing is run.
+percent_of: a row of which the value is given as a share, in percent. If a row and a column both name a part, as "MNIST"
+and "batch 4", it is the part of both names, "MNIST batch 4", or where there is none that of the column. The part of a
+column may contain "{row}": there is then a part for each row, or none where nothing is run.
 """
 _ROW = "{row}"
 

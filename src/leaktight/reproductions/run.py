@@ -20,7 +20,6 @@ from leaktight.api import audit, train
 from leaktight.audits.judge.statistics import interval
 from leaktight.audits.run import Watcher
 from leaktight.config.recipes import PREFIX
-from leaktight.config.tables import as_list, read_tables
 from leaktight.core.errors import UsageError
 from leaktight.core.files import make_private_folder, write_atomically
 from leaktight.data.dataset import data_root
@@ -35,7 +34,6 @@ from leaktight.results.store import read_file, read_trials
 FOLDER = Path("runs/reproduce")
 VALUES = "values.json"
 TIME = "time.json"
-_NONE = {"kind": "none"}
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,11 @@ class Job:
         source = Path(f"{PREFIX}{self.recipe.name}")
         if self.part.command == "train":
             return train.plan(source, settings=self.settings, data_root=self.data_root)
-        named = as_list(read_tables(source, self.settings)[0].get("defense", []))
         return audit.plan(
             "audit",
             source,
             adaptive=self.part.adaptive,
-            defenses=[] if any(each != _NONE for each in named) else ["none"],
+            defenses_named=True,
             settings=self.settings,
             data_root=self.data_root,
         )
