@@ -37,7 +37,8 @@ Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
 
 percent_of: a row of which the value is given as a share, in percent. If a row and a column both name a part, as "MNIST"
 and "batch 4", it is the part of both names, "MNIST batch 4", or where there is none that of the column. The part of a
-column may contain "{row}": there is then a part for each row, or none where nothing is run.
+column may contain "{row}", the part that the row names, or else its own name: where there is no such part, nothing is
+run.
 """
 _ROW = "{row}"
 
@@ -157,7 +158,7 @@ class Recipe(_Table):
         named = [str(choice["part"]) for choice in (row, column) if "part" in choice] or [self.parts[0].name]
         both = " ".join(named)
         part = both if both in {each.name for each in self.parts} else named[-1]
-        return {**row, **column, "part": part.replace(_ROW, place.row)}
+        return {**row, **column, "part": part.replace(_ROW, str(row.get("part", place.row)))}
 
     def places(self) -> Iterator[Place]:
         for row in self.rows:
