@@ -131,13 +131,15 @@ def words(settings: Sequence[str]) -> Values:
     Columns: "rendered words", the config's test words, real words of 3 letters or more where they are at hand, those of
     them that are as long as the config's (", short"), and by passes over the data ("1", "2") the config's test words.
     own.row: the row. own.seeds: trainings. own.results: "validation" leaves the training results out.
+    own.real: "no" leaves real words out.
     """
     own, rest = divided(settings)
     config = load_config(Path(f"{PREFIX}fedboosting-figure-4-4"), rest)
     if own.get("results") == "validation":
         config = replace(config, aggregator=ValidationOnly(variant="code"))
     dataset, _ = load_data(config)
-    tests = {"rendered words": dataset.test, **_real_words(data_root(config.data_root), dataset)}
+    real = {} if own.get("real") == "no" else _real_words(data_root(config.data_root), dataset)
+    tests = {"rendered words": dataset.test, **real}
     columns: dict[str, dict[str, float]] = defaultdict(dict)
     for seed in _seeds(own):
         for column, value in _reader(replace(config, seed=seed), dataset, tests).items():
