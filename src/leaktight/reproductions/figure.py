@@ -83,7 +83,8 @@ def _show(place: Axes, title: str, pictures: Sequence[Path]) -> None:
 def _curves(made: Reproduced) -> Figure:
     """The accuracy over the rounds, by row: the mean over seeds, and their range. Each column by itself."""
     columns = made.recipe.columns
-    shown = [name for name, choice in columns.items() if _is_accuracy(choice)] or list(columns)[:1]
+    trained = [name for name in columns if _is_trained(made, name)]
+    shown = [name for name in trained if _is_accuracy(columns[name])] or trained[:1] or list(columns)[:1]
     figure, axes = _grid(1, len(shown), 3.0)
     for place, column in zip(axes[0], shown, strict=True):
         for row in made.recipe.rows:
@@ -96,6 +97,12 @@ def _curves(made: Reproduced) -> Figure:
         place.legend(fontsize=7)
     figure.tight_layout()
     return figure
+
+
+def _is_trained(made: Reproduced, column: str) -> bool:
+    """Whether a place of the column has a training behind it at this scale."""
+    jobs = [job for row in made.recipe.rows for job in made.jobs_at(Place(row=row, column=column))]
+    return any(job.part.command == "train" for job in jobs)
 
 
 def _is_accuracy(choice: Choice) -> bool:

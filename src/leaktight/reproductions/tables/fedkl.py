@@ -72,7 +72,8 @@ def keys(settings: Sequence[str]) -> Values:
     """Table 5.3: train with FedKL, and score the last model with right and wrong keys; percent.
 
     own.model, own.column: names of rows and columns. own.seeds: trainings. own.draws: random keys of each client.
-    own.lock: "server", all locks begin with the same weights, or "client". own.key: "uniform" or "centred".
+    own.test: the most test examples of a score. own.lock: "server", all locks begin with the same weights, or "client".
+    own.key: "uniform" or "centred".
     """
     own, rest = divided(settings)
     config = load_config(Path(f"{PREFIX}fedkl-table-5-3"), rest)
@@ -89,18 +90,21 @@ def keys(settings: Sequence[str]) -> Values:
     model, column = own["model"], own["column"]
     values: Values = defaultdict(lambda: defaultdict(dict))
     for seed in range(int(own.get("seeds", "3"))):
-        found, share = _scored(replace(config, seed=seed, defenses=(defense,)), int(own.get("draws", "4")))
+        chosen = replace(config, seed=seed, defenses=(defense,))
+        found, share = _scored(chosen, draws=int(own.get("draws", "4")), most=int(own.get("test", "1000000")))
         for row, accuracy in found.items():
             columns = values[f"{model}, {row}"]
             columns[column][f"seed {seed}"] = accuracy
             columns[f"{column} gap"][f"seed {seed}"] = accuracy - found["random"]
-        values[f"{model}, average"]["parameters in the lock, %"][f"seed {seed}"] = share
+        values[f"{model}, average"][f"{column} lock, %"][f"seed {seed}"] = share
     return {row: dict(columns) for row, columns in values.items()}
 
 
-def _scored(config: Config, draws: int) -> tuple[dict[str, float], float]:
+def _scored(config: Config, *, draws: int, most: int) -> tuple[dict[str, float], float]:
     """The accuracy of each row, and the share of the parameters that is in the lock; both in percent."""
-    federation = build_federation(config, *load_data(config))
+    dataset, partition = load_data(config)
+    places = torch.linspace(0, len(dataset.test) - 1, min(most, len(dataset.test))).long()
+    federation = build_federation(config, replace(dataset, test=dataset.test.take(places)), partition)
     final = inprocess.run(federation, score=False)
     sent = Broadcast(final.server.params, final.server.buffers, final.server.round)
     rng = Rng(config.seed, key=Rng.fresh().key)
