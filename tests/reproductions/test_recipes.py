@@ -120,6 +120,12 @@ def test_a_row_and_a_column_choose_a_part_together(written) -> None:  # type: ig
     assert parts == {"other": "a b", "none": "b"}
 
 
+def test_the_part_of_a_column_follows_that_of_the_row(written) -> None:  # type: ignore[no-untyped-def]
+    recipe = read_recipe(written(TWO_PARTS.replace('attack = "csdlg"', 'attack = "csdlg", part = "{row} b"')))
+    parts = {place.row: recipe.choice(place)["part"] for place in recipe.places()}
+    assert parts == {"other": "a b", "none": "none b"}
+
+
 def test_a_share_of_an_unknown_row_is_refused(written) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match="no row 'nothing'"):
         read_recipe(written(SMALL.replace('metric = "ssim"', 'metric = "ssim", percent_of = "nothing"')))
