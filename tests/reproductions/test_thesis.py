@@ -51,7 +51,7 @@ def test_centred_keys_have_little_in_common() -> None:
 
 
 def test_every_source_of_keys_is_scored() -> None:
-    few = ("local.samples=64", "federation.rounds=1", "own.seeds=1", "own.draws=1", "own.test=50")
+    few = ("local.samples=64", "federation.rounds=1", "own.seeds=1", "own.draws=1", "own.test=50", "own.workers=1")
     values = keys([DIGITS, *SMALL, *few, "own.model=M", "own.column=D"])
     assert {"M, client 0", "M, client 2", "M, average", "M, random", "M, scale and shift 0"} <= set(values)
     average, random = (values[f"M, {row}"]["D"]["seed 0"] for row in ("average", "random"))

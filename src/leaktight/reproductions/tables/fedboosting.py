@@ -33,7 +33,7 @@ from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.local import evaluate
 from leaktight.fl.protocol import RoundOutcome, ServerState
-from leaktight.reproductions.tables.own import Values, divided
+from leaktight.reproductions.tables.own import Values, divided, workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def words(settings: Sequence[str]) -> Values:
     Columns: "rendered words", the config's test words, real words of 3 letters or more where they are at hand, those of
     them that are as long as the config's (", short"), and by passes over the data ("1", "2") the config's test words.
     own.row: the row. own.seeds: trainings. own.results: "validation" leaves the training results out.
-    own.real: "no" leaves real words out.
+    own.real: "no" leaves real words out. own.workers: processes.
     """
     own, rest = divided(settings)
     config = load_config(Path(f"{PREFIX}fedboosting-figure-4-4"), rest)
@@ -142,12 +142,12 @@ def words(settings: Sequence[str]) -> Values:
     tests = {"rendered words": dataset.test, **real}
     columns: dict[str, dict[str, float]] = defaultdict(dict)
     for seed in _seeds(own):
-        for column, value in _reader(replace(config, seed=seed), dataset, tests).items():
+        for column, value in _reader(replace(config, seed=seed), dataset, tests, workers(own)).items():
             columns[column][f"seed {seed}"] = value
     return {own["row"]: dict(columns)}
 
 
-def _reader(config: Config, dataset: Dataset, tests: Mapping[str, Examples]) -> dict[str, float]:
+def _reader(config: Config, dataset: Dataset, tests: Mapping[str, Examples], processes: int | None) -> dict[str, float]:
     """The columns of one training."""
     partition = config.partition.split(dataset, rng=Rng(config.seed).child("partition"))
     federation = build_federation(config, dataset, partition)
@@ -157,7 +157,7 @@ def _reader(config: Config, dataset: Dataset, tests: Mapping[str, Examples]) -> 
         passes = config.local.epochs * outcome.state.round
         columns[str(passes)] = _accuracy(federation, outcome.state, dataset.test)
 
-    server = inprocess.run(federation, after_round=after_round, score=False).server
+    server = inprocess.run(federation, workers=processes, after_round=after_round, score=False).server
     return {**columns, **{name: _accuracy(federation, server, examples) for name, examples in tests.items()}}
 
 

@@ -31,7 +31,7 @@ from leaktight.fl.client import Client
 from leaktight.fl.local import loss_and_gradient
 from leaktight.models.keylock import LOCK, KeyLock
 from leaktight.models.surgery import mode_of
-from leaktight.reproductions.tables.own import Values, divided
+from leaktight.reproductions.tables.own import Values, divided, workers
 
 _CONTENTS: Mapping[LockContent, str] = {
     "random": "random",
@@ -73,7 +73,7 @@ def keys(settings: Sequence[str]) -> Values:
 
     own.model, own.column: names of rows and columns. own.seeds: trainings. own.draws: random keys of each client.
     own.test: the most test examples of a score. own.lock: "server", all locks begin with the same weights, or "client".
-    own.key: "uniform" or "centred".
+    own.key: "uniform" or "centred". own.workers: processes.
     """
     own, rest = divided(settings)
     config = load_config(Path(f"{PREFIX}fedkl-table-5-3"), rest)
@@ -91,7 +91,7 @@ def keys(settings: Sequence[str]) -> Values:
     values: Values = defaultdict(lambda: defaultdict(dict))
     for seed in range(int(own.get("seeds", "3"))):
         chosen = replace(config, seed=seed, defenses=(defense,))
-        found, share = _scored(chosen, draws=int(own.get("draws", "4")), most=int(own.get("test", "1000000")))
+        found, share = _scored(chosen, own)
         for row, accuracy in found.items():
             columns = values[f"{model}, {row}"]
             columns[column][f"seed {seed}"] = accuracy
@@ -100,19 +100,20 @@ def keys(settings: Sequence[str]) -> Values:
     return {row: dict(columns) for row, columns in values.items()}
 
 
-def _scored(config: Config, *, draws: int, most: int) -> tuple[dict[str, float], float]:
+def _scored(config: Config, said: Mapping[str, str]) -> tuple[dict[str, float], float]:
     """The accuracy of each row, and the share of the parameters that is in the lock; both in percent."""
     dataset, partition = load_data(config)
+    most = int(said.get("test", len(dataset.test)))
     places = torch.linspace(0, len(dataset.test) - 1, min(most, len(dataset.test))).long()
     federation = build_federation(config, replace(dataset, test=dataset.test.take(places)), partition)
-    final = inprocess.run(federation, score=False)
+    final = inprocess.run(federation, workers=workers(said), score=False)
     sent = Broadcast(final.server.params, final.server.buffers, final.server.round)
     rng = Rng(config.seed, key=Rng.fresh().key)
     own: list[float] = []
     others: dict[LockContent, list[float]] = {content: [] for content in _CONTENTS}
     for name in sorted(federation.shares):
         client = federation.client(name)
-        for draw in range(draws):
+        for draw in range(int(said.get("draws", "4"))):
             scores = score_keys(client, sent, final.clients, rng=rng.child(name, draw))
             for content, accuracies in others.items():
                 accuracies.append(100 * scores[content].accuracy)

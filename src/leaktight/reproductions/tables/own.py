@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 Values: TypeAlias = dict[str, dict[str, dict[str, float]]]
@@ -19,3 +19,12 @@ def divided(settings: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """
     own = [each.removeprefix(_OWN).partition("=") for each in settings if each.startswith(_OWN)]
     return {name: value for name, _, value in own}, [each for each in settings if not each.startswith(_OWN)]
+
+
+def workers(own: Mapping[str, str]) -> int | None:
+    """How many processes train the clients: own.workers, else one for each core.
+
+    >>> workers({"workers": "1"}), workers({})
+    (1, None)
+    """
+    return int(own["workers"]) if "workers" in own else None
