@@ -48,6 +48,7 @@ def test_thesis_table_value() -> None:
 
 
 def test_ggl_lies_six_decibels_below() -> None:
+    assert torch.allclose(legacy.ggl_mse(*pair()), (2 * pair()[0] - 2 * pair()[1]).square().flatten(1).mean(1))
     assert torch.allclose(legacy.ggl_psnr(*pair()), psnr(*pair()) - 20 * math.log10(2))
 
 

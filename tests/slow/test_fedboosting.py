@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import pytest
-import torch
 from tests.seeds import replayed
 
 from leaktight.config.scenario import build_federation, load_data
 from leaktight.config.settings import load_config
 from leaktight.core.protocols import Aggregator
-from leaktight.core.types import Examples
-from leaktight.data.dataset import Dataset
-from leaktight.data.partition import Holding, Partition
 from leaktight.engines import inprocess
 from leaktight.fl.aggregators import FedAvg
 from leaktight.fl.fedboosting import FedBoosting
 from leaktight.fl.federation import Federation
 from leaktight.fl.local import evaluate
+from leaktight.reproductions.tables.fedboosting import dealt, with_poison
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -37,29 +33,6 @@ def accuracy(federation: Federation) -> float:
     """In per cent, on the server's test set, after the last round."""
     server = inprocess.run(federation, workers=1, score=False).server
     return 100 * evaluate(federation.trainer, server.params, server.buffers, federation.dataset.test).accuracy
-
-
-def poisoned(federation: Federation, client: str, seed: int) -> Federation:
-    """The same with the labels of one client, training and validation, in random order."""
-    share = federation.shares[client]
-    targets = federation.examples.targets.clone()
-    order = torch.randperm(share.stop - share.start, generator=replayed(seed).child("poison").public())
-    targets[share.start : share.stop] = targets[share.start : share.stop][order]
-    return replace(federation, examples=Examples(federation.examples.inputs, targets))
-
-
-def dealt(dataset: Dataset, sizes: Sequence[int], seed: int) -> Partition:
-    """Clients with so many examples each, a fifth of them for validation."""
-    order = torch.randperm(len(dataset.train), generator=replayed(seed).child("deal").public())
-    parts = torch.split(order[: sum(sizes)], list(sizes))
-    return Partition(
-        {
-            f"client-{place:03d}": Holding(
-                part[: -(len(part) // 5)].sort().values, part[-(len(part) // 5) :].sort().values
-            )
-            for place, part in enumerate(parts)
-        }
-    )
 
 
 def test_a_poisoned_client_among_five_harms_fedavg_and_not_fedboosting(real_data: Path) -> None:
@@ -78,10 +51,10 @@ def test_a_poisoned_client_among_five_harms_fedavg_and_not_fedboosting(real_data
         ],
     )
     dataset = config.data.load(real_data)
-    partition = dealt(dataset, (1500, 1500, 6000, 1500, 1500), seed=0)
+    partition = dealt(dataset, 12_000, replayed(0).child("deal"))
     for name, aggregator in METHODS.items():
         clean = build_federation(replace(config, aggregator=aggregator), dataset, partition)
-        lost[name] = accuracy(clean) - accuracy(poisoned(clean, "client-002", seed=0))
+        lost[name] = accuracy(clean) - accuracy(with_poison(clean, replayed(0).child("poison")))
     assert lost["code"] < 2 < lost["fedavg"] < lost["paper"], lost
 
 

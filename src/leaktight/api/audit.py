@@ -138,10 +138,12 @@ def plan(
     budget: float | str | None = None,
     out: Path | str | None = None,
     resume: bool = False,
+    defenses_named: bool = False,
     **scenario: Unpack[Scenario],
 ) -> PlannedAudit:
     """Read and check everything; nothing is trained or attacked. A trade-off has no production track.
 
+    defenses_named: the config has all defenses to try, even if it has none; add no defaults.
     resume: go on with the run in `out`, or with the newest one; without `config` its settings are the defaults.
     """
     minutes, effort = _parse_budget(budget)
@@ -153,7 +155,7 @@ def plan(
             trials=trials,
             confidence=confidence,
             effort=effort,
-            defenses_named=bool(scenario.get("defenses")),
+            defenses_named=defenses_named or bool(scenario.get("defenses")),
             onto=None if onto is None else held_tables(onto),
         )
         return replace(resolved, production=None) if command == "tradeoff" else resolved

@@ -16,7 +16,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from leaktight import __version__
-from leaktight.cli import audit, data, docs, flower, generator, inspect, leaderboard, listing, report, train, verify
+from leaktight.cli import (
+    audit,
+    data,
+    docs,
+    flower,
+    generator,
+    inspect,
+    leaderboard,
+    listing,
+    report,
+    reproduce,
+    train,
+    verify,
+)
 from leaktight.cli.help import Command, Group
 from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
 from leaktight.core.faults import fault_of
@@ -40,6 +53,7 @@ app.command("train", cls=Command)(train.command)
 app.command("audit", cls=Command, help=audit.AUDIT_HELP)(audit.command)
 app.command("tradeoff", cls=Command, help=audit.TRADEOFF_HELP)(audit.command)
 app.command("inspect", cls=Command)(inspect.command)
+app.command("reproduce", cls=Command, help=reproduce.HELP)(reproduce.command)
 app.command("report", cls=Command)(report.command)
 app.command("verify", cls=Command)(verify.command)
 app.add_typer(leaderboard.app, name="leaderboard")

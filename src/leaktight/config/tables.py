@@ -105,6 +105,9 @@ TABLES = ("data", "partition", "model", "local", "federation", "threat", "guard"
 _DIAGNOSTIC = ("local", "attack_round", "every", "watched", "watched_examples")
 """Keys of `[audit]` that do not hold for the production track."""
 
+RECIPE = "recipe"
+"""The table of a recipe that says what it reproduces; a config ignores it."""
+
 PRODUCTION = "production"
 """The table of tables that replace those of the config in a second experiment, the production track of an audit."""
 
@@ -261,7 +264,8 @@ def _read(path: Path) -> Table:
             f"expected a config in TOML, got the folder {path}; for images in it: --set data.kind=image_folder "
             f"--set data.path={path}"
         )
-    return read_toml(config_file(path), ConfigError)
+    tables = read_toml(config_file(path), ConfigError)
+    return {name: value for name, value in tables.items() if name != RECIPE}
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:

@@ -122,6 +122,9 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
         "fedkl_psnr": _function(
             "fedkl_psnr", legacy.fedkl_psnr, "high", "FedKL's and AdaDefense's 10 log10(255^2 / RMSE)", legacy=True
         ),
+        "ggl_mse": _function(
+            "ggl_mse", legacy.ggl_mse, "low", "GGL's and LRP's MSE, on [-1, 1]: 4 times the true one", legacy=True
+        ),
         "ggl_psnr": _function(
             "ggl_psnr", legacy.ggl_psnr, "high", "GGL's and LRP's PSNR, 6.02 dB below the true one", legacy=True
         ),

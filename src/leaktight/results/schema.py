@@ -625,10 +625,10 @@ def parse(kind: type[T], text: str | bytes, source: str) -> T:
     try:
         return kind.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise ResultsError(f"{source}: {_first_fault(error)}; restore the file, or run it again") from error
+        raise ResultsError(f"{source}: {first_fault(error)}; restore the file, or run it again") from error
 
 
-def _first_fault(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """The first wrong field, what was expected, and its value if short."""
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"]))

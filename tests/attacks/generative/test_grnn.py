@@ -180,3 +180,11 @@ def test_it_finds_more_than_no_look_at_the_update() -> None:
     assert torch.equal(found.guess.targets, batch.targets)
     control = max(float(psnr(each.guess.inputs, batch.inputs)) for each in (first, blind))
     assert float(psnr(found.guess.inputs, batch.inputs)) > control + 1
+
+
+def test_without_softening_max_pooling_stays_hard() -> None:
+    hard = replace(QUICK, softening=0.0)
+    assert type(hard.matching().matched) is type(hard.shared().matched)
+    seen, _ = seen_photo("grnn_lenet")
+    found = hard.reconstruct([seen], rng=replayed(1))
+    assert found.loss < (found.first_loss or 0.0)

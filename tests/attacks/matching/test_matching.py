@@ -332,6 +332,18 @@ def test_epochs_are_matched_greedily_one_to_one_within_labels() -> None:
         match_epochs([first, second[:2]])
 
 
+def test_dlg_with_adam_lowers_the_squared_distance_of_tiny_changes(digits: Dataset) -> None:
+    """The squared change of two steps at 1e-4 is far below Adam's usual epsilon."""
+    model = build_model(MODELS["lenet_zhu"](), Images(1, 32, 32), 10, init="wide", rng=replayed(0))
+    batch = draw(digits, 2, seed=7)
+    local = LocalTraining(batch_size=1, learning_rate=1e-4)
+    seen = replace(observe(model, batch, 10, local=local), labels=batch.targets.sort().values)
+    attack = Dlg(optimizer="adam", iterations=40, restarts=1, labels=Given(), onednn=True, backend="eager")
+    found = attack.reconstruct([seen], rng=replayed(0))
+    assert found.first_loss is not None
+    assert found.loss < 0.5 * found.first_loss
+
+
 def test_agic_over_epochs_gives_the_first_epochs_examples(digits: Dataset) -> None:
     batches = [draw(digits, 2, seed=7), draw(digits, 2, seed=8)]
     updates = []

@@ -21,7 +21,7 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine, Euclidean, Objective, SortedWasserstein, SquaredError, Sum
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.sought import SearchSpace, Sought
-from leaktight.attacks.matching.view import Around, Evidence, View
+from leaktight.attacks.matching.view import Around, Evidence, Matched, View
 from leaktight.attacks.optimizers.descent import RmsProp
 from leaktight.attacks.optimizers.first_order import Decay
 from leaktight.attacks.optimizers.optimizer import Tree
@@ -139,16 +139,18 @@ class Grnn(Preset):
         )
         prior = (self.total_variation, TotalVariation(form="squared"))
         shared = self.shared()
-        soft = Softened(inner=shared.matched, first=self.softening, last=self.softening / 100)
         return replace(
             shared,
-            matched=soft if self.softening else shared.matched,
+            matched=self._softened(shared.matched) if self.softening else shared.matched,
             objective=Sum(terms=tuple(term for term in distances if term[0])),
             priors=(prior,) if self.total_variation else (),
             labels=self.labels or Joint(),
             sought=UntrainedGenerator(latent=self.latent),
             optimizer=RmsProp(learning_rate=self.learning_rate, momentum=self.momentum, decay=self.decay),
         )
+
+    def _softened(self, inner: Matched) -> Softened:
+        return Softened(inner=inner, first=self.softening, last=self.softening / 100)
 
 
 _ABSENT = -1e4  # value of padding; its weight is zero

@@ -1,0 +1,70 @@
+"""The output of `leaktight reproduce`: the list of recipes, and a result beside the published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from leaktight.api.runs import parse_workers
+from leaktight.cli.audit_display import AuditDisplay
+from leaktight.cli.console import say
+from leaktight.cli.display import shown
+from leaktight.reproductions.page import grid
+from leaktight.reproductions.recipe import Recipe
+from leaktight.reproductions.reproduce import reproduce
+from leaktight.reproductions.result import Reproduction
+from leaktight.reproductions.rules import Decision
+from leaktight.reproductions.run import Reproduced
+
+_STYLES: Mapping[Decision, str] = {
+    "holds": "green",
+    "holds in part": "yellow",
+    "does not hold": "bold red",
+    "not testable here": "magenta",
+}
+
+
+def print_recipes(recipes: Sequence[Recipe], console: Console) -> None:
+    """A line for each recipe: its name, source, claims, and the minutes of its scales."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "source", "claims", "minutes: smoke", "cpu"):
+        table.add_column(column, overflow="fold")
+    for recipe in recipes:
+        times = [f"{recipe.scales[name].minutes:g}" if name in recipe.scales else "-" for name in ("smoke", "cpu")]
+        claims = "\n".join(f"- {claim.says}" for claim in recipe.claims)
+        table.add_row(recipe.name, f"{recipe.source}: {recipe.title}", claims, *times)
+    console.print(table)
+
+
+def run_recipe(made: Reproduced, *, workers: str | None, shard: tuple[int, int]) -> Reproduction | None:
+    """Run a recipe with a display of its progress."""
+    parse_workers(workers)
+    errors = Console(stderr=True)
+    scale = made.recipe.scale(made.scale)
+    say(errors, f"{made.recipe.name}, {made.scale}: {made.recipe.source}; about {scale.minutes:g} minutes on two cores")
+    display = AuditDisplay(errors)
+    with display.progress:
+        result = reproduce(made, workers=workers, watcher=display, shard=shard)
+    if result is None:
+        left = sum(not job.done for job in made.jobs)
+        say(errors, f"{left} of {len(made.jobs)} runs are left to other shards")
+    return result
+
+
+def print_result(result: Reproduction, root: Path, console: Console) -> None:
+    """The table, published beside measured, then the claims."""
+    across, lines = grid(result)
+    table = Table(box=None, pad_edge=False, header_style="bold", title=f"{result.where}: {result.title}")
+    for name in ("published / measured", *across):
+        table.add_column(name, overflow="fold")
+    for name, entries in lines.items():
+        cells = (f"{entry.published or '-'} / {shown(entry.mean, '{:.4g}')}" for entry in entries)
+        table.add_row(name, *cells)
+    console.print(table)
+    for claim in result.claims:
+        console.print(f"{claim.decision}: ", style=_STYLES[claim.decision], end="", highlight=False)
+        say(console, f"{claim.says} ({claim.because})")
+    say(console, f"page: {root / f'{result.recipe}-{result.scale}' / 'page.md'}")

@@ -1,0 +1,1 @@
+"""Tables and figures of publications as recipes: what to run, the published numbers, and rules that decide claims."""

@@ -1,0 +1,37 @@
+"""`leaktight.reproduce`: runs a recipe, and writes its result, figure and page."""
+
+from __future__ import annotations
+
+import json
+
+from leaktight.audits.run import Watcher
+from leaktight.core.files import make_private_folder, write_atomically
+from leaktight.reproductions.figure import draw
+from leaktight.reproductions.page import section
+from leaktight.reproductions.result import Reproduction
+from leaktight.reproductions.run import Reproduced
+
+
+def reproduce(
+    made: Reproduced,
+    *,
+    workers: int | str | None = 0,
+    watcher: Watcher | None = None,
+    shard: tuple[int, int] = (1, 1),
+) -> Reproduction | None:
+    """Run what is left of a recipe, write its result, and return it; None while runs of other shards are missing.
+
+    shard: (2, 3) for the second of three machines that share the folder. workers: as in `leaktight.audit`.
+    """
+    place, number = shard
+    for job in made.jobs[place - 1 :: number]:
+        job.run(workers=workers, watcher=watcher or Watcher())
+    if not all(job.done for job in made.jobs):
+        return None
+    result, figure = made.result(), draw(made)
+    make_private_folder(made.folder)
+    write_atomically(made.folder / "result.json", json.dumps(result.document(), indent=1))
+    if figure is not None:
+        write_atomically(made.folder / "figure.png", figure)
+    write_atomically(made.folder / "page.md", section(result, None if figure is None else "figure.png"))
+    return result

@@ -1,0 +1,1 @@
+"""Functions of recipes whose tables neither an audit nor a training can make."""
