@@ -16,7 +16,7 @@ from leaktight.config.settings import load_config
 def test_a_recipe_is_valid_and_says_its_command(name: str) -> None:
     load_config(Path(f"recipe:{name}"))
     text = recipes()[name].read_text()
-    assert re.search(rf"^#   leaktight (audit|train) recipe:{name}\b", text, re.MULTILINE)
+    assert re.search(rf"^#   leaktight ((audit|train) recipe:|reproduce ){name}\b", text, re.MULTILINE)
     assert about(recipes()[name]).endswith(".")
     assert "leaktight" not in about(recipes()[name])
 

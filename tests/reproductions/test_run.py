@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from leaktight.audits.run import Watcher
@@ -126,7 +127,7 @@ class Counting(Watcher):
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Reproduced]]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Reproduced]:
     files = {name: tmp_path / f"{name}.toml" for name in ("leaks", "again", "learns")}
     for name, text in {"leaks": LEAKS, "again": LEAKS, "learns": LEARNS}.items():
         files[name].write_text(CONFIG + text)
@@ -192,7 +193,7 @@ def test_lines_are_drawn_over_columns_that_are_numbers(made: Callable[[str], Rep
     )
     reproduce(lined)
     assert (lined.folder / "figure.png").read_bytes()[1:4] == b"PNG"
-    assert [len(line.get_xdata()) for line in _lines(lined).axes[0].lines] == [2, 2]
+    assert [np.size(line.get_xdata()) for line in _lines(lined).axes[0].lines] == [2, 2]
 
 
 def test_pages_are_made_from_results_alone(made: Callable[[str], Reproduced], tmp_path: Path) -> None:

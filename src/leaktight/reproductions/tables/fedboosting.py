@@ -241,14 +241,17 @@ def sources(settings: Sequence[str]) -> Values:
     dataset, _ = load_data(config)
     if dataset.groups is None:
         raise ConfigError(f"expected data with a source for each example, got {dataset.name}; choose other data")
-    features, groups = _features(dataset.train), dataset.groups.numpy()
-    first = features[groups == 0]
+    features, clients = _features(dataset.train), dataset.groups.numpy()
+    first = features[clients == 0]
     values: Values = {"the two clients": {"told apart, %": {}}, "two halves of one client": {"told apart, %": {}}}
     for seed in _seeds(own):
         draws = Rng(seed).child("sources").public_numpy()
         halves = draws.permutation(np.arange(len(first)) % 2)
-        for row, told in (("the two clients", (features, groups)), ("two halves of one client", (first, halves))):
-            values[row]["told apart, %"][f"seed {seed}"] = 100 * _told_apart(*told, draws)
+        for row, seen, groups in (
+            ("the two clients", features, clients),
+            ("two halves of one client", first, halves),
+        ):
+            values[row]["told apart, %"][f"seed {seed}"] = 100 * _told_apart(seen, groups, draws)
     return values
 
 
