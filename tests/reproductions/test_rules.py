@@ -67,4 +67,4 @@ def test_decisions(settings: dict[str, object], decision: str) -> None:
 def test_too_few_values_decide_nothing() -> None:
     found = decide(claim(), measured({"a": [2.0] * 9, "b": [1.0] * 9}), least=10)
     assert found.decision == "not testable here"
-    assert found.because == "9 valid values at a place, 10 are needed"
+    assert found.because == "a place has 9 valid values; 10 are needed"

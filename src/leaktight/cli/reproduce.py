@@ -29,6 +29,9 @@ def command(
         str, typer.Option(metavar="I/N", help="Only the runs of the I-th of N machines that share --out.")
     ] = "1/1",
     workers: options.Workers = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate what is left by a short rehearsal of each run, and stop.")
+    ] = False,
     data_root: options.DataRoot = None,
     write_docs: Annotated[
         Path | None, typer.Option("--write-docs", metavar="FOLDER", help="Write the pages of all results there.")
@@ -38,14 +41,16 @@ def command(
     from rich.console import Console
 
     from leaktight.cli.console import print_json, say
-    from leaktight.cli.reproduce_display import print_recipes, print_result, run_recipe
+    from leaktight.cli.reproduce_display import print_plan, print_recipes, print_result, run_recipe
     from leaktight.reproductions.docs import collect, write_pages
     from leaktight.reproductions.recipe import read_recipe, reproducible
     from leaktight.reproductions.run import Reproduced, parse_shard
 
     console, place = Console(), parse_shard(shard)
     chosen = [each for each in map(read_recipe, names or reproducible()) if names or scale in each.scales]
-    if names or everything:
+    if dry_run:
+        print_plan([Reproduced(recipe, scale, out, data_root) for recipe in chosen], workers, console)
+    elif names or everything:
         results = []
         for recipe in chosen:
             result = run_recipe(Reproduced(recipe, scale, out, data_root), workers=workers, shard=place)

@@ -39,6 +39,29 @@ def print_recipes(recipes: Sequence[Recipe], console: Console) -> None:
     console.print(table)
 
 
+def print_plan(plans: Sequence[Reproduced], workers: str | None, console: Console) -> None:
+    """A line for each run that is left, with the expected minutes; one that recipes share is there once."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("recipe", "part", "run", "minutes"):
+        table.add_column(column, overflow="fold", justify="right" if column == "minutes" else "left")
+    known, total = set[Path](), 0.0
+    for made in plans:
+        for job in made.jobs:
+            if job.done or job.path in known:
+                continue
+            known.add(job.path)
+            minutes = job.expected(workers)
+            total += minutes or 0.0
+            table.add_row(
+                made.recipe.name,
+                job.part.name if job.seed is None else f"{job.part.name}, seed {job.seed}",
+                job.path.name,
+                "not rehearsed" if minutes is None else f"{minutes:.1f}",
+            )
+    console.print(table)
+    say(console, f"{len(known)} runs are left; about {total:.0f} minutes without those that are not rehearsed")
+
+
 def run_recipe(made: Reproduced, *, workers: str | None, shard: tuple[int, int]) -> Reproduction | None:
     """Run a recipe with a display of its progress."""
     parse_workers(workers)

@@ -21,7 +21,7 @@ def section(result: Reproduction, figure: str | None = None) -> str:
         f"## {result.where}: {result.title}",
         "",
         f"`leaktight reproduce {result.recipe} --scale {result.scale}`, "
-        f"{sum(run.minutes for run in result.runs):.0f} minutes on two cores.",
+        f"{sum(run.minutes for run in result.runs):.0f} minutes.",
         "",
         *table(result),
         "",
@@ -64,7 +64,8 @@ def _cell(entry: Entry) -> str:
     if entry.mean is None or entry.low is None or entry.high is None:
         measured = _MISSING
     else:
-        measured = f"{entry.mean:.4g} [{entry.low:.3g}, {entry.high:.3g}]"
+        low, high = (f"{each + 0.0:.3g}" for each in (entry.low, entry.high))  # no -0
+        measured = f"{entry.mean:.4g}" + (f" [{low}, {high}]" if entry.number > 1 else "")
     return f"{entry.published or _MISSING} / {measured}"
 
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from leaktight.audits.judge.statistics import Interval, interval
-from leaktight.report.words import listed
+from leaktight.report.words import counted, listed
 from leaktight.reproductions.measure import Samples
 from leaktight.reproductions.recipe import Claim, Place, Relation
 from leaktight.results.schema import ERROR
@@ -43,7 +43,7 @@ def decide(claim: Claim, measured: Callable[[Place], Samples], least: int) -> De
     others = [(each, measured(each) if isinstance(each, Place) else {}) for each in claim.right]
     fewest = min(len(left), *(len(samples) for place, samples in others if isinstance(place, Place)), len(left))
     if fewest < least:
-        return Decided(claim, "not testable here", f"{fewest} valid values at a place, {least} are needed")
+        return Decided(claim, "not testable here", f"a place has {counted(fewest, 'valid value')}; {least} are needed")
     found = [(each, _difference(left, each if isinstance(each, float) else other, claim)) for each, other in others]
     states = [_state(difference, claim.relation, claim.by) for _, difference in found]
     words = [_words(each, difference, state) for (each, difference), state in zip(found, states, strict=True)]

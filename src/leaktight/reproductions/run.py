@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from leaktight.api import audit, train
+from leaktight.api.runs import parse_workers
 from leaktight.audits.judge.statistics import interval
 from leaktight.audits.run import Watcher
 from leaktight.config.recipes import PREFIX
@@ -104,6 +105,19 @@ class Job:
             spent = before + (time.perf_counter() - began) / 60
             write_atomically(self.path / TIME, json.dumps({"minutes": round(spent, 3), "done": done}))
 
+    def expected(self, workers: int | str | None) -> float | None:
+        """The minutes that what is left of the run takes, by a rehearsal; None for a function, which has none."""
+        if self.done:
+            return 0.0
+        if self.is_function:
+            return None
+        started = RunFolder(self.path).started
+        if isinstance(self.planned, train.PlannedTraining):
+            forecast = self.planned.forecast(parse_workers(workers)[1], out=self.path, resume=started)
+        else:
+            forecast = self.planned.forecast(workers, out=self.path, resume=started)
+        return forecast.seconds[1] / 60
+
     def _go_on(self, workers: int | str | None, watcher: Watcher) -> None:
         if self.is_function:
             module, _, name = self.part.command.partition(":")
@@ -120,7 +134,7 @@ class Job:
         planned.run(
             self.path,
             resume=RunFolder(self.path).started,
-            workers=workers if isinstance(workers, int) or workers is None else None,
+            workers=parse_workers(workers)[1],
             after_round=lambda row: watcher.round_done(name, row),
         )
 
@@ -255,11 +269,11 @@ def rule_words(claim: Claim) -> str:
     if claim.untestable:
         return "none"
     times = "" if claim.times == 1.0 else f"{claim.times:g} times "
-    others = " and of ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in claim.right)
+    others = " and ".join(f"{each:g}" if isinstance(each, float) else f"that of {each}" for each in claim.right)
     if claim.relation == "near":
-        return f"{claim.left} is within {claim.by:g} of {times}that of {others}"
+        return f"{claim.left} is within {claim.by:g} of {times}{others}"
     by = f" by more than {claim.by:g}" if claim.by else ""
-    return f"{claim.left} is {claim.relation} {times}that of {others}{by}"
+    return f"{claim.left} is {claim.relation} {times}{others}{by}"
 
 
 def parse_shard(text: str) -> tuple[int, int]:
