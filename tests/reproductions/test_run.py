@@ -60,7 +60,7 @@ figure = "pictures"
 "rebuilt" = {attack = {kind = "linear_inversion"}, metric = "reconstructed"}
 "share" = {attack = "linear_inversion", metric = "psnr", percent_of = "no defense"}
 "best SSIM" = {attack = "linear_inversion", metric = "best_ssim"}
-[recipe.scales.smoke]
+[recipe.scales.cpu]
 minutes = 0.1
 differences = ["digits"]
 [[recipe.claims]]
@@ -96,7 +96,7 @@ set = ["width=3"]
 "noisy" = {part = "noisy"}
 [recipe.columns]
 "accuracy" = {metric = "accuracy"}
-[recipe.scales.smoke]
+[recipe.scales.cpu]
 minutes = 0.1
 [[recipe.claims]]
 says = "noise costs nothing"
@@ -134,7 +134,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Rep
     (tmp_path / "leaks.csv").write_text("row,PSNR\nno defense,31.5\n")
     for place in (recipes, module):
         monkeypatch.setattr(place, "recipes", lambda: files)
-    return lambda name: Reproduced(read_recipe(name), "smoke", tmp_path / "out")
+    return lambda name: Reproduced(read_recipe(name), "cpu", tmp_path / "out")
 
 
 def test_an_interrupted_recipe_goes_on_and_an_equal_run_is_shared(made: Callable[[str], Reproduced]) -> None:
@@ -201,7 +201,7 @@ def test_pages_are_made_from_results_alone(made: Callable[[str], Reproduced], tm
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "index.md").write_text("# Results\n\n<!-- claims -->\nbefore\n<!-- end of claims -->\n\nRest.\n")
-    assert collect(tmp_path / "out", docs, "smoke") == ["leaks"]
+    assert collect(tmp_path / "out", docs, "cpu") == ["leaks"]
     write_pages(docs)
     index = (docs / "index.md").read_text()
     assert "noise hides the image | **holds**" in index

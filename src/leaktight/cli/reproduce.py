@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from leaktight.cli import options
+from leaktight.core.errors import UsageError
 
 HELP = """Run a table or figure of a publication, and lay the result beside the published numbers.
 
@@ -46,6 +47,8 @@ def command(
     from leaktight.reproductions.recipe import read_recipe, reproducible
     from leaktight.reproductions.run import Reproduced, parse_shard
 
+    if write_docs is not None and scale == "smoke":
+        raise UsageError("expected --scale cpu or paper with --write-docs, got smoke, which decides nothing")
     console, place = Console(), parse_shard(shard)
     chosen = [each for each in map(read_recipe, names or reproducible()) if names or scale in each.scales]
     if dry_run:

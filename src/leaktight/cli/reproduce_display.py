@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from leaktight.api.runs import parse_workers
+from leaktight.audits.advice import duration
 from leaktight.cli.audit_display import AuditDisplay
 from leaktight.cli.console import say
 from leaktight.cli.display import shown
@@ -28,15 +31,12 @@ _STYLES: Mapping[Decision, str] = {
 
 
 def print_recipes(recipes: Sequence[Recipe], console: Console) -> None:
-    """A line for each recipe: its name, source, claims, and the minutes of its scales."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("recipe", "source", "claims", "minutes: smoke", "cpu"):
-        table.add_column(column, overflow="fold")
+    """Each recipe with its source, the expected time of its scales, and its claims."""
     for recipe in recipes:
-        times = [f"{recipe.scales[name].minutes:g}" if name in recipe.scales else "-" for name in ("smoke", "cpu")]
-        claims = "\n".join(f"- {claim.says}" for claim in recipe.claims)
-        table.add_row(recipe.name, f"{recipe.source}: {recipe.title}", claims, *times)
-    console.print(table)
+        times = ", ".join(f"{name} {duration(60 * scale.minutes)}" for name, scale in recipe.scales.items())
+        console.print(Text(recipe.name, style="bold"), Text(f"{recipe.source}: {recipe.title} ({times})"))
+        for claim in recipe.claims:
+            console.print(Padding(Text(f"- {claim.says}"), (0, 0, 0, 2)))
 
 
 def print_plan(plans: Sequence[Reproduced], workers: str | None, console: Console) -> None:
