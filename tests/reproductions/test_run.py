@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 
@@ -153,6 +155,22 @@ def test_an_interrupted_recipe_goes_on_and_an_equal_run_is_shared(made: Callable
     assert again is not None
     assert again.runs == result.runs
     assert (made("leaks").folder / "figure.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_run_at_which_another_process_works_is_done_once(made: Callable[[str], Reproduced]) -> None:
+    """Two processes have recipes with the same run; the second waits, and finds it done."""
+    job, counting = made("leaks").jobs[0], Counting()
+    job.path.mkdir(parents=True)
+    with filelock.FileLock(job.path.with_suffix(".lock")):
+        assert not job.run(workers=0, watcher=counting, wait=False)
+        second = threading.Thread(target=reproduce, args=(made("again"),), kwargs={"watcher": counting})
+        second.start()
+        second.join(0.5)
+        assert second.is_alive()
+        job._timed(0, Watcher())
+    second.join()
+    assert counting.trials == 0
+    assert (made("again").folder / "result.json").exists()
 
 
 def test_published_and_measured_stand_side_by_side(made: Callable[[str], Reproduced]) -> None:

@@ -24,8 +24,10 @@ def reproduce(
     shard: (2, 3) for the second of three machines that share the folder. workers: as in `leaktight.audit`.
     """
     place, number = shard
-    for job in made.jobs[place - 1 :: number]:
-        job.run(workers=workers, watcher=watcher or Watcher())
+    watcher = watcher or Watcher()
+    jobs = made.jobs[place - 1 :: number]
+    for job in [job for job in jobs if not job.run(workers=workers, watcher=watcher, wait=False)]:
+        job.run(workers=workers, watcher=watcher)  # another process was at it: wait, and do what it left
     if not all(job.done for job in made.jobs):
         return None
     result, figure = made.result(), draw(made)

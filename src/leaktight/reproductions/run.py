@@ -16,6 +16,8 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import filelock
+
 from leaktight.api import audit, train
 from leaktight.api.runs import parse_workers
 from leaktight.audits.judge.statistics import interval
@@ -92,11 +94,23 @@ class Job:
         known = json.loads(file.read_text()) if file.exists() else {}
         return float(known.get("minutes", 0.0)), bool(known.get("done", False))
 
-    def run(self, *, workers: int | str | None, watcher: Watcher) -> None:
-        """Do what is left of the run."""
+    def run(self, *, workers: int | str | None, watcher: Watcher, wait: bool = True) -> bool:
+        """Do what is left of the run, and return whether it is done.
+
+        wait: for another process that works on it; else it is left to that one.
+        """
         if self.done:
-            return
+            return True
         make_private_folder(self.path)
+        try:
+            with filelock.FileLock(self.path.with_suffix(".lock"), timeout=-1 if wait else 0, mode=0o600):
+                if not self.done:
+                    self._timed(workers, watcher)
+        except filelock.Timeout:
+            return False
+        return True
+
+    def _timed(self, workers: int | str | None, watcher: Watcher) -> None:
         before, began, done = self.minutes, time.perf_counter(), False
         try:
             self._go_on(workers, watcher)
