@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from leaktight.config import recipes
+from leaktight.config.settings import load_config
 from leaktight.core.errors import ConfigError, UsageError
 from leaktight.reproductions import recipe as module
 from leaktight.reproductions.recipe import Place, read_recipe, reproducible
@@ -129,3 +130,66 @@ def test_the_part_of_a_column_follows_that_of_the_row(written) -> None:  # type:
 def test_a_share_of_an_unknown_row_is_refused(written) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match="no row 'nothing'"):
         read_recipe(written(SMALL.replace('metric = "ssim"', 'metric = "ssim", percent_of = "nothing"')))
+
+
+AXES = SMALL.replace(
+    "[recipe.rows]",
+    """[recipe.axes.data]
+"A" = {set = ["data.kind=digits"], at.smoke = ["data.size=8"]}
+"B" = {set = ["data.kind=photos"]}
+[recipe.axes.batch]
+"1" = {}
+"4" = {set = ["local.batch_size=4"], at.smoke = ["local.samples=4"], seeds = 2}
+[[recipe.parts]]
+name = "A 4"
+adaptive = false
+set = ["seed=3"]
+[[recipe.parts]]
+name = "alone"
+[recipe.rows]""",
+)
+
+
+def test_parts_are_products_of_axes(written) -> None:  # type: ignore[no-untyped-def]
+    parts = {part.name: part for part in read_recipe(written(AXES)).parts}
+    assert list(parts) == ["A 1", "A 4", "B 1", "B 4", "alone"]
+    both = parts["A 4"]
+    assert both.set == ("data.kind=digits", "local.batch_size=4", "seed=3")
+    assert both.at == {"smoke": ("data.size=8", "local.samples=4")}
+    assert (both.seeds, both.adaptive, parts["B 4"].adaptive, parts["B 1"].seeds) == (2, False, True, 1)
+
+
+LIKE = SMALL.replace("[recipe]", '[recipe]\nlike = "base"')
+
+
+@pytest.fixture
+def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Write a recipe that is like another one, which has a config, two parts and settings of a scale."""
+    parts = '[[recipe.parts]]\nname = "a"\nset = ["seed=1"]\n[[recipe.parts]]\nname = "b"\n[recipe.rows]'
+    base = SMALL.replace("[recipe.rows]", parts).replace("minutes = 0.1", 'minutes = 0.1\nset = ["audit.trials=2"]')
+
+    def write(text: str) -> str:
+        files = {name: tmp_path / f"{name}.toml" for name in ("base", "mine")}
+        files["base"].write_text("seed = 7\n" + base)
+        files["mine"].write_text(text)
+        for place in (recipes, module):
+            monkeypatch.setattr(place, "recipes", lambda: files)
+        return "mine"
+
+    return write
+
+
+def test_a_recipe_has_what_the_one_has_that_it_is_like(extended) -> None:  # type: ignore[no-untyped-def]
+    recipe = read_recipe(extended(LIKE))
+    assert [(part.name, part.set) for part in recipe.parts] == [("a", ("seed=1",)), ("b", ())]
+    assert recipe.scales["smoke"].set == ("audit.trials=2",)
+    assert load_config(Path("recipe:mine")).seed == 7
+
+
+def test_it_may_use_some_parts_under_other_names_and_have_own_ones(extended) -> None:  # type: ignore[no-untyped-def]
+    own = LIKE.replace("[recipe.rows]", '[recipe.use]\n"x" = "a"\n[[recipe.parts]]\nname = "own"\n[recipe.rows]')
+    assert [part.name for part in read_recipe(extended(own)).parts] == ["x", "own"]
+    with pytest.raises(ConfigError, match="use: no part 'c'"):
+        read_recipe(extended(own.replace('"x" = "a"', '"x" = "c"')))
+    with pytest.raises(ConfigError, match="like: no recipe 'bas'; did you mean 'base'"):
+        read_recipe(extended(LIKE.replace('"base"', '"bas"')))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from leaktight.config.fields import check_tables
-from leaktight.config.recipes import config_file
+from leaktight.config.recipes import PREFIX, config_file
 from leaktight.core.errors import ConfigError, suggestion
 from leaktight.core.reading import MOST_PARTS, MOST_TEXT, NotTomlError, parse_toml, read_toml
 from leaktight.core.text import as_written, printable
@@ -106,7 +106,7 @@ _DIAGNOSTIC = ("local", "attack_round", "every", "watched", "watched_examples")
 """Keys of `[audit]` that do not hold for the production track."""
 
 RECIPE = "recipe"
-"""The table of a recipe that says what it reproduces; a config ignores it."""
+"""The table of a recipe that says what it reproduces; of it, a config reads only `like`, the recipe that it extends."""
 
 PRODUCTION = "production"
 """The table of tables that replace those of the config in a second experiment, the production track of an audit."""
@@ -264,8 +264,10 @@ def _read(path: Path) -> Table:
             f"expected a config in TOML, got the folder {path}; for images in it: --set data.kind=image_folder "
             f"--set data.path={path}"
         )
-    tables = read_toml(config_file(path), ConfigError)
-    return {name: value for name, value in tables.items() if name != RECIPE}
+    tables = dict(read_toml(config_file(path), ConfigError))
+    recipe = tables.pop(RECIPE, {})
+    like = recipe.get("like") if isinstance(recipe, Mapping) else None
+    return merged(_read(Path(f"{PREFIX}{like}")), tables) if like else tables
 
 
 def merged(base: Table, other: Table) -> dict[str, object]:

@@ -8,13 +8,16 @@ results of the parts; and claims, which compare places of that table. Published 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+import itertools
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leaktight.config.recipes import recipes
+from leaktight.config.tables import RECIPE
 from leaktight.core.errors import ConfigError, UsageError, suggestion
 from leaktight.core.reading import read_toml
 from leaktight.results.schema import first_fault
@@ -41,6 +44,7 @@ column may contain "{row}", the part that the row names, or else its own name: w
 run.
 """
 _ROW = "{row}"
+_MAIN = "main"
 
 
 class _Table(BaseModel):
@@ -56,7 +60,7 @@ class Part(_Table):
     tries attackers who know the defense; it has the defenses that its config names, and no others.
     """
 
-    name: str = "main"
+    name: str = _MAIN
     command: str = "audit"
     set: tuple[str, ...] = ()
     at: Mapping[ScaleName, tuple[str, ...]] = {}
@@ -123,6 +127,10 @@ class Claim(_Table):
 class Recipe(_Table):
     """The table `[recipe]`. published: by row and column, the text of the CSV file's entry.
 
+    axes: parts as products: [recipe.axes.data] with "MNIST" = {set = [...]} and [recipe.axes.batch] with "4" = {...}
+    make the part "MNIST 4", which has the settings of both, then those of an own part of this name.
+    like: another recipe, whose config, parts and scales' settings this one has. use: its parts, by the names that they
+    have here; by default all if there are no own parts, and else none.
     where: the place in the publication. legacy: columns that follow a convention of the publication's code, which are
     only shown. least: the number of victims or seeds that a claim needs.
     """
@@ -132,6 +140,9 @@ class Recipe(_Table):
     paper: Paper
     where: str
     title: str
+    like: str = ""
+    use: Mapping[str, str] = {}
+    axes: Mapping[str, Mapping[str, Mapping[str, Any]]] = {}
     parts: tuple[Part, ...] = (Part(),)
     rows: Mapping[str, Choice]
     columns: Mapping[str, Choice]
@@ -176,7 +187,7 @@ def read_recipe(name: str) -> Recipe:
     if name not in (known := reproducible()):
         raise UsageError(f"no recipe {name!r}; {suggestion(name, known)}")
     path = recipes()[name]
-    table = read_toml(path, ConfigError).get("recipe", {})
+    table = _table(path)
     try:
         recipe = Recipe(name=name, path=path, published=_published(path.with_suffix(".csv")), **table)
     except (ValidationError, TypeError) as error:
@@ -184,6 +195,49 @@ def read_recipe(name: str) -> Recipe:
         raise ConfigError(f"{path}: [recipe] {fault}") from error
     _check(recipe)
     return recipe
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The table `[recipe]` of a file, with what it has from another recipe."""
+    table: dict[str, Any] = read_toml(path, ConfigError).get(RECIPE, {})
+    if axes := table.get("axes"):
+        table = {**table, "parts": _products(axes, table.get("parts", []))}
+    if not (like := table.get("like")):
+        return table
+    if like not in (known := recipes()):
+        raise ConfigError(f"{path}: [recipe] like: no recipe {like!r}; {suggestion(like, list(known))}")
+    other = _table(known[like])
+    parts = {part.get("name", _MAIN): part for part in other.get("parts", [{}])}
+    own = table.get("parts", [])
+    use = table.get("use", {} if own else {name: name for name in parts})
+    if missing := [name for name in use.values() if name not in parts]:
+        raise ConfigError(f"{path}: [recipe] use: no part {missing[0]!r}; {suggestion(missing[0], list(parts))}")
+    scales = {
+        name: {"set": other.get("scales", {}).get(name, {}).get("set", []), **scale}
+        for name, scale in table.get("scales", {}).items()
+    }
+    used = [{**parts[theirs], "name": ours} for ours, theirs in use.items()]
+    return {**table, "parts": [*used, *own], "scales": scales}
+
+
+def _products(axes: Mapping[str, Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A part for each choice of one entry of each axis, and the own parts of other names."""
+    named = {part.get("name", _MAIN): part for part in own}
+    made = {}
+    for entries in itertools.product(*(axis.items() for axis in axes.values())):
+        name = " ".join(each for each, _ in entries)
+        made[name] = _joined([*(part for _, part in entries), named.get(name, {})], name)
+    return [*made.values(), *(dict(part) for name, part in named.items() if name not in made)]
+
+
+def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """One part with the settings of all, in their order."""
+    at: dict[str, list[str]] = {}
+    for part in parts:
+        for scale, settings in part.get("at", {}).items():
+            at[scale] = [*at.get(scale, []), *settings]
+    settings = [each for part in parts for each in part.get("set", [])]
+    return {**dict(ChainMap(*map(dict, reversed(parts)))), "name": name, "set": settings, "at": at}
 
 
 def _published(path: Path) -> dict[str, dict[str, str]]:
