@@ -20,7 +20,7 @@ from leaktight.reproductions.recipe import Recipe
 from leaktight.reproductions.reproduce import reproduce
 from leaktight.reproductions.result import Reproduction
 from leaktight.reproductions.rules import Decision
-from leaktight.reproductions.run import Reproduced
+from leaktight.reproductions.run import Job, Reproduced
 
 _STYLES: Mapping[Decision, str] = {
     "holds": "green",
@@ -54,12 +54,16 @@ def print_plan(plans: Sequence[Reproduced], workers: str | None, console: Consol
             total += minutes or 0.0
             table.add_row(
                 made.recipe.name,
-                job.part.name if job.seed is None else f"{job.part.name}, seed {job.seed}",
+                _name(job),
                 job.path.name,
                 "not rehearsed" if minutes is None else f"{minutes:.1f}",
             )
     console.print(table)
     say(console, f"{len(known)} runs are left; about {total:.0f} minutes without those that are not rehearsed")
+
+
+def _name(job: Job) -> str:
+    return job.part.name if job.seed is None else f"{job.part.name}, seed {job.seed}"
 
 
 def run_recipe(made: Reproduced, *, workers: str | None, shard: tuple[int, int]) -> Reproduction | None:
@@ -69,8 +73,13 @@ def run_recipe(made: Reproduced, *, workers: str | None, shard: tuple[int, int])
     scale = made.recipe.scale(made.scale)
     say(errors, f"{made.recipe.name}, {made.scale}: {made.recipe.source}; about {scale.minutes:g} minutes on two cores")
     display = AuditDisplay(errors)
+
+    def begins(number: int, job: Job) -> None:
+        state = ": done before" if job.done else " (one function, without a bar)" if job.is_function else ""
+        say(display.progress.console, f"run {number} of {len(made.jobs)}, {_name(job)}{state}")
+
     with display.progress:
-        result = reproduce(made, workers=workers, watcher=display, shard=shard)
+        result = reproduce(made, workers=workers, watcher=display, shard=shard, begins=begins)
     if result is None:
         left = sum(not job.done for job in made.jobs)
         say(errors, f"{left} of {len(made.jobs)} runs are left to other shards")
