@@ -159,6 +159,37 @@ def test_parts_are_products_of_axes(written) -> None:  # type: ignore[no-untyped
     assert (both.seeds, both.adaptive, parts["B 4"].adaptive, parts["B 1"].seeds) == (2, False, True, 1)
 
 
+def test_all_own_parts_have_what_is_said_for_each(written) -> None:  # type: ignore[no-untyped-def]
+    each = '[recipe.each]\nseeds = 3\nset = ["own.row={part}"]\nat.smoke = ["attack.{0..1}.iterations=3"]\n'
+    parts = {
+        part.name: part
+        for part in read_recipe(written(AXES.replace("[recipe.axes.data]", f"{each}[recipe.axes.data]"))).parts
+    }
+    assert parts["A 1"].set == ("own.row=A 1", "data.kind=digits")
+    assert parts["A 1"].at["smoke"] == ("attack.0.iterations=3", "attack.1.iterations=3", "data.size=8")
+    assert (parts["alone"].set, parts["alone"].seeds, parts["B 4"].seeds) == (("own.row=alone",), 3, 2)
+
+
+def test_a_scale_may_name_parts_by_a_pattern(written) -> None:  # type: ignore[no-untyped-def]
+    def parts(*names: str) -> tuple[str, ...]:
+        text = AXES.replace("minutes = 0.1", f"minutes = 0.1\nparts = {list(names)}")
+        return read_recipe(written(text)).scales["smoke"].parts
+
+    assert parts("alone", "A 1") == ("alone", "A 1")
+    assert parts("alone", "* 4", "A *") == ("A 1", "A 4", "B 4", "alone")
+    for wrong in ("C *", "C 1"):
+        with pytest.raises(ConfigError, match="no part 'C"):
+            parts("A *", wrong)
+
+
+def test_rows_and_columns_may_be_names_of_parts(written) -> None:  # type: ignore[no-untyped-def]
+    text = AXES.replace('[recipe.rows]\n"none" = {defense = "none"}\n', "")
+    text = text.replace("least = 2", 'least = 2\nrows = ["none", "A", "alone"]')
+    recipe = read_recipe(written(text.replace('"SSIM" = {', '"4" = {}\n"SSIM" = {')))
+    parts = {str(place): recipe.choice(place)["part"] for place in recipe.places()}
+    assert (parts["A, 4"], parts["alone, SSIM"], parts["none, SSIM"]) == ("A 4", "alone", "A 1")
+
+
 LIKE = SMALL.replace("[recipe]", '[recipe]\nlike = "base"')
 
 
@@ -189,6 +220,8 @@ def test_a_recipe_has_what_the_one_has_that_it_is_like(extended) -> None:  # typ
 def test_it_may_use_some_parts_under_other_names_and_have_own_ones(extended) -> None:  # type: ignore[no-untyped-def]
     own = LIKE.replace("[recipe.rows]", '[recipe.use]\n"x" = "a"\n[[recipe.parts]]\nname = "own"\n[recipe.rows]')
     assert [part.name for part in read_recipe(extended(own)).parts] == ["x", "own"]
+    listed = own.replace('[recipe.use]\n"x" = "a"\n', "").replace('like = "base"', 'like = "base"\nuse = ["*"]')
+    assert [part.name for part in read_recipe(extended(listed)).parts] == ["a", "b", "own"]
     with pytest.raises(ConfigError, match="use: no part 'c'"):
         read_recipe(extended(own.replace('"x" = "a"', '"x" = "c"')))
     with pytest.raises(ConfigError, match="like: no recipe 'bas'; did you mean 'base'"):

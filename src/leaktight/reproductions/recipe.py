@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from leaktight.config.recipes import recipes
 from leaktight.config.tables import RECIPE
@@ -41,10 +43,24 @@ Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
 percent_of: a row of which the value is given as a share, in percent. If a row and a column both name a part, as "MNIST"
 and "batch 4", it is the part of both names, "MNIST batch 4", or where there is none that of the column. The part of a
 column may contain "{row}", the part that the row names, or else its own name: where there is no such part, nothing is
-run.
+run. If neither names a part, their own names do; and if there is no such part, it is the first one.
 """
 _ROW = "{row}"
+_PART = "{part}"
 _MAIN = "main"
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def _spelt_out(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings, of which "attack.{0..2}.iterations=3" stands for three."""
+    spelt: list[str] = []
+    for each in settings:
+        numbers = range(int(found[1]), int(found[2]) + 1) if (found := _RANGE.search(each)) else None
+        spelt += [each] if numbers is None else [_RANGE.sub(str(number), each, count=1) for number in numbers]
+    return tuple(spelt)
+
+
+Settings: TypeAlias = Annotated[tuple[str, ...], AfterValidator(_spelt_out)]
 
 
 class _Table(BaseModel):
@@ -55,15 +71,16 @@ class Part(_Table):
     """A run of a recipe.
 
     command: "audit", "train", or "module:function", called with the config and giving results by row and column.
-    set: overrides of the config, "table.key=value", where {data} is the folder of data sets; `at`: further ones by
-    scale, applied last. seeds: how many trainings, which differ in the seed alone. adaptive: whether an audit also
-    tries attackers who know the defense; it has the defenses that its config names, and no others.
+    set: overrides of the config, "table.key=value", where {data} is the folder of data sets, {part} the name of the
+    part, and {0..2} stands for three settings; `at`: further ones by scale, applied last. seeds: how many trainings,
+    which differ in the seed alone. adaptive: whether an audit also tries attackers who know the defense; it has the
+    defenses that its config names, and no others.
     """
 
     name: str = _MAIN
     command: str = "audit"
-    set: tuple[str, ...] = ()
-    at: Mapping[ScaleName, tuple[str, ...]] = {}
+    set: Settings = ()
+    at: Mapping[ScaleName, Settings] = {}
     seeds: Annotated[int, Field(ge=1)] = 1
     adaptive: bool = True
 
@@ -71,11 +88,11 @@ class Part(_Table):
 class Scale(_Table):
     """Settings for machines of one kind.
 
-    set: overrides for all parts. parts: those that are run; empty for all. minutes: the expected time on two cores.
-    seeds: trainings of a part, if fewer. differences: from the published setting, in words.
+    set: overrides for all parts. parts: those that are run, also "MNIST *"; empty for all. minutes: the expected time
+    on two cores. seeds: trainings of a part, if fewer. differences: from the published setting, in words.
     """
 
-    set: tuple[str, ...] = ()
+    set: Settings = ()
     parts: tuple[str, ...] = ()
     minutes: float
     seeds: int | None = None
@@ -127,10 +144,12 @@ class Claim(_Table):
 class Recipe(_Table):
     """The table `[recipe]`. published: by row and column, the text of the CSV file's entry.
 
+    each: what all own parts have, before their own settings.
     axes: parts as products: [recipe.axes.data] with "MNIST" = {set = [...]} and [recipe.axes.batch] with "4" = {...}
     make the part "MNIST 4", which has the settings of both, then those of an own part of this name.
     like: another recipe, whose config, parts and scales' settings this one has. use: its parts, by the names that they
-    have here; by default all if there are no own parts, and else none.
+    have here, or a list of names that they keep, also "MNIST *"; by default all if there are no own parts, else none.
+    rows, columns: in a file also a list of names, for those that choose nothing but a part.
     where: the place in the publication. legacy: columns that follow a convention of the publication's code, which are
     only shown. least: the number of victims or seeds that a claim needs.
     """
@@ -142,6 +161,7 @@ class Recipe(_Table):
     title: str
     like: str = ""
     use: Mapping[str, str] = {}
+    each: Mapping[str, Any] = {}
     axes: Mapping[str, Mapping[str, Mapping[str, Any]]] = {}
     parts: tuple[Part, ...] = (Part(),)
     rows: Mapping[str, Choice]
@@ -166,9 +186,12 @@ class Recipe(_Table):
     def choice(self, place: Place) -> dict[str, object]:
         """What is measured at a place: the choices of its row and of its column."""
         row, column = self.rows[place.row], self.columns[place.column]
-        named = [str(choice["part"]) for choice in (row, column) if "part" in choice] or [self.parts[0].name]
-        both = " ".join(named)
-        part = both if both in {each.name for each in self.parts} else named[-1]
+        parts = [each.name for each in self.parts]
+        if named := [str(choice["part"]) for choice in (row, column) if "part" in choice]:
+            part = both if (both := " ".join(named)) in parts else named[-1]
+        else:
+            own = (f"{place.row} {place.column}", place.column, place.row)
+            part = next((name for name in own if name in parts), parts[0])
         return {**row, **column, "part": part.replace(_ROW, str(row.get("part", place.row)))}
 
     def places(self) -> Iterator[Place]:
@@ -200,43 +223,66 @@ def read_recipe(name: str) -> Recipe:
 def _table(path: Path) -> dict[str, Any]:
     """The table `[recipe]` of a file, with what it has from another recipe."""
     table: dict[str, Any] = read_toml(path, ConfigError).get(RECIPE, {})
-    if axes := table.get("axes"):
-        table = {**table, "parts": _products(axes, table.get("parts", []))}
-    if not (like := table.get("like")):
-        return table
-    if like not in (known := recipes()):
-        raise ConfigError(f"{path}: [recipe] like: no recipe {like!r}; {suggestion(like, list(known))}")
-    other = _table(known[like])
-    parts = {part.get("name", _MAIN): part for part in other.get("parts", [{}])}
-    own = table.get("parts", [])
-    use = table.get("use", {} if own else {name: name for name in parts})
-    if missing := [name for name in use.values() if name not in parts]:
-        raise ConfigError(f"{path}: [recipe] use: no part {missing[0]!r}; {suggestion(missing[0], list(parts))}")
+    own = _products(table.get("axes", {}), table.get("each", {}), table.get("parts", []))
+    scales = table.get("scales", {})
+    if like := table.get("like"):
+        if like not in (known := recipes()):
+            raise ConfigError(f"{path}: [recipe] like: no recipe {like!r}; {suggestion(like, list(known))}")
+        other = _table(known[like])
+        parts = {part["name"]: part for part in other["parts"]}
+        use = table.get("use", {} if own else ["*"])
+        use = use if isinstance(use, Mapping) else {name: name for name in _matching(use, list(parts))}
+        if missing := [name for name in use.values() if name not in parts]:
+            raise ConfigError(f"{path}: [recipe] use: no part {missing[0]!r}; {suggestion(missing[0], list(parts))}")
+        scales = {
+            name: {"set": other.get("scales", {}).get(name, {}).get("set", []), **scale}
+            for name, scale in scales.items()
+        }
+        own = [*({**parts[theirs], "name": ours} for ours, theirs in use.items()), *own]
+        table = {**table, "use": use}
+    own = own or [{"name": _MAIN}]
+    known_parts = [part["name"] for part in own]
     scales = {
-        name: {"set": other.get("scales", {}).get(name, {}).get("set", []), **scale}
-        for name, scale in table.get("scales", {}).items()
+        name: {**scale, "parts": _matching(scale["parts"], known_parts)} if "parts" in scale else scale
+        for name, scale in scales.items()
     }
-    used = [{**parts[theirs], "name": ours} for ours, theirs in use.items()]
-    return {**table, "parts": [*used, *own], "scales": scales}
+    for key in ("rows", "columns"):
+        if isinstance(names := table.get(key), list):
+            table = {**table, key: {name: {} for name in names}}
+    return {**table, "parts": own, "scales": scales}
 
 
-def _products(axes: Mapping[str, Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The patterns themselves, or if one has a "*" the names that match, in their order; then those without a match."""
+    if not any("*" in each for each in patterns):
+        return list(patterns)
+    missing = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+    return [*(name for name in names if any(fnmatchcase(name, each) for each in patterns)), *missing]
+
+
+def _products(
+    axes: Mapping[str, Mapping[str, Any]], each: Mapping[str, Any], own: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """A part for each choice of one entry of each axis, and the own parts of other names."""
     named = {part.get("name", _MAIN): part for part in own}
     made = {}
-    for entries in itertools.product(*(axis.items() for axis in axes.values())):
-        name = " ".join(each for each, _ in entries)
-        made[name] = _joined([*(part for _, part in entries), named.get(name, {})], name)
-    return [*made.values(), *(dict(part) for name, part in named.items() if name not in made)]
+    for entries in itertools.product(*(axis.items() for axis in axes.values())) if axes else ():
+        name = " ".join(word for word, _ in entries)
+        made[name] = _joined([each, *(part for _, part in entries), named.get(name, {})], name)
+    return [*made.values(), *(_joined([each, part], name) for name, part in named.items() if name not in made)]
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     """One part with the settings of all, in their order."""
+
+    def spelt(settings: Sequence[str]) -> list[str]:
+        return [each.replace(_PART, name) for each in settings]
+
     at: dict[str, list[str]] = {}
     for part in parts:
         for scale, settings in part.get("at", {}).items():
-            at[scale] = [*at.get(scale, []), *settings]
-    settings = [each for part in parts for each in part.get("set", [])]
+            at[scale] = [*at.get(scale, []), *spelt(settings)]
+    settings = [each for part in parts for each in spelt(part.get("set", []))]
     return {**dict(ChainMap(*map(dict, reversed(parts)))), "name": name, "set": settings, "at": at}
 
 
