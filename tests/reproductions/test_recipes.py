@@ -9,6 +9,7 @@ import pytest
 from leaktight.config import recipes
 from leaktight.config.settings import load_config
 from leaktight.core.errors import ConfigError, UsageError
+from leaktight.reproductions import file
 from leaktight.reproductions import recipe as module
 from leaktight.reproductions.recipe import Place, read_recipe, reproducible
 from leaktight.reproductions.run import Reproduced, parse_shard
@@ -39,7 +40,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
         (tmp_path / "mine.toml").write_text(text)
         if published:
             (tmp_path / "mine.csv").write_text(published)
-        for place in (recipes, module):
+        for place in (recipes, module, file):
             monkeypatch.setattr(place, "recipes", lambda: {"mine": tmp_path / "mine.toml"})
         return "mine"
 
@@ -147,7 +148,7 @@ set = ["seed=3"]
 [[recipe.parts]]
 name = "alone"
 [recipe.rows]""",
-)
+).replace('metric = "ssim"', 'metric = "ssim", part = "A 1"')
 
 
 def test_parts_are_products_of_axes(written) -> None:  # type: ignore[no-untyped-def]
@@ -183,27 +184,35 @@ def test_a_scale_may_name_parts_by_a_pattern(written) -> None:  # type: ignore[n
 
 
 def test_rows_and_columns_may_be_names_of_parts(written) -> None:  # type: ignore[no-untyped-def]
-    text = AXES.replace('[recipe.rows]\n"none" = {defense = "none"}\n', "")
-    text = text.replace("least = 2", 'least = 2\nrows = ["none", "A", "alone"]')
-    recipe = read_recipe(written(text.replace('"SSIM" = {', '"4" = {}\n"SSIM" = {')))
+    text = AXES.replace('[recipe.rows]\n"none" = {defense = "none"}\n', "").replace(', part = "A 1"', "")
+    text = (
+        text.replace("least = 2", 'least = 2\nrows = ["A", "alone"]').replace('"SSIM"', '"4"').replace('"none"', '"A"')
+    )
+    recipe = read_recipe(written(text))
     parts = {str(place): recipe.choice(place)["part"] for place in recipe.places()}
-    assert (parts["A, 4"], parts["alone, SSIM"], parts["none, SSIM"]) == ("A 4", "alone", "A 1")
+    assert parts == {"A, 4": "A 4", "alone, 4": "alone"}
+    with pytest.raises(ConfigError, match="no part 'elone 4'"):
+        read_recipe(written(text.replace('"A", "alone"', '"A", "elone"')))
 
 
-LIKE = SMALL.replace("[recipe]", '[recipe]\nlike = "base"')
+LIKE = SMALL.replace("[recipe]", '[recipe]\nlike = "base"').replace('metric = "ssim"', 'metric = "ssim", part = "a"')
 
 
 @pytest.fixture
 def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Write a recipe that is like another one, which has a config, two parts and settings of a scale."""
     parts = '[[recipe.parts]]\nname = "a"\nset = ["seed=1"]\n[[recipe.parts]]\nname = "b"\n[recipe.rows]'
-    base = SMALL.replace("[recipe.rows]", parts).replace("minutes = 0.1", 'minutes = 0.1\nset = ["audit.trials=2"]')
+    base = (
+        LIKE.replace('like = "base"\n', "")
+        .replace("[recipe.rows]", parts)
+        .replace("minutes = 0.1", 'minutes = 0.1\nset = ["audit.trials=2"]')
+    )
 
     def write(text: str) -> str:
         files = {name: tmp_path / f"{name}.toml" for name in ("base", "mine")}
         files["base"].write_text("seed = 7\n" + base)
         files["mine"].write_text(text)
-        for place in (recipes, module):
+        for place in (recipes, module, file):
             monkeypatch.setattr(place, "recipes", lambda: files)
         return "mine"
 
@@ -218,7 +227,9 @@ def test_a_recipe_has_what_the_one_has_that_it_is_like(extended) -> None:  # typ
 
 
 def test_it_may_use_some_parts_under_other_names_and_have_own_ones(extended) -> None:  # type: ignore[no-untyped-def]
-    own = LIKE.replace("[recipe.rows]", '[recipe.use]\n"x" = "a"\n[[recipe.parts]]\nname = "own"\n[recipe.rows]')
+    own = LIKE.replace('part = "a"', 'part = "own"').replace(
+        "[recipe.rows]", '[recipe.use]\n"x" = "a"\n[[recipe.parts]]\nname = "own"\n[recipe.rows]'
+    )
     assert [part.name for part in read_recipe(extended(own)).parts] == ["x", "own"]
     listed = own.replace('[recipe.use]\n"x" = "a"\n', "").replace('like = "base"', 'like = "base"\nuse = ["*"]')
     assert [part.name for part in read_recipe(extended(listed)).parts] == ["a", "b", "own"]

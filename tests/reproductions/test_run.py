@@ -13,6 +13,7 @@ import pytest
 
 from leaktight.audits.run import Watcher
 from leaktight.config import recipes
+from leaktight.reproductions import file
 from leaktight.reproductions import recipe as module
 from leaktight.reproductions.docs import collect, pages, write_pages
 from leaktight.reproductions.figure import _lines
@@ -134,7 +135,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Rep
     for name, text in {"leaks": LEAKS, "again": LEAKS, "learns": LEARNS}.items():
         files[name].write_text(CONFIG + text)
     (tmp_path / "leaks.csv").write_text("row,PSNR\nno defense,31.5\n")
-    for place in (recipes, module):
+    for place in (recipes, module, file):
         monkeypatch.setattr(place, "recipes", lambda: files)
     return lambda name: Reproduced(read_recipe(name), "cpu", tmp_path / "out")
 

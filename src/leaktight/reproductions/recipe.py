@@ -7,21 +7,16 @@ results of the parts; and claims, which compare places of that table. Published 
 
 from __future__ import annotations
 
-import csv
-import itertools
 import re
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from leaktight.config.recipes import recipes
-from leaktight.config.tables import RECIPE
 from leaktight.core.errors import ConfigError, UsageError, suggestion
-from leaktight.core.reading import read_toml
+from leaktight.reproductions.file import MAIN, published, spelt_out
 from leaktight.results.schema import first_fault
 
 ScaleName: TypeAlias = Literal["smoke", "cpu", "paper"]
@@ -43,15 +38,13 @@ Choice: TypeAlias = Mapping[str, str | bool | Mapping[str, str | float | bool]]
 percent_of: a row of which the value is given as a share, in percent. If a row and a column both name a part, as "MNIST"
 and "batch 4", it is the part of both names, "MNIST batch 4", or where there is none that of the column. The part of a
 column may contain "{row}", the part that the row names, or else its own name: where there is no such part, nothing is
-run. If neither names a part, their own names do; and if there is no such part, it is the first one.
+run. If neither names a part, their own names do; a single part need not be named.
 """
 _ROW = "{row}"
-_PART = "{part}"
-_MAIN = "main"
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-def _spelt_out(settings: tuple[str, ...]) -> tuple[str, ...]:
+def _numbered(settings: tuple[str, ...]) -> tuple[str, ...]:
     """The settings, of which "attack.{0..2}.iterations=3" stands for three."""
     spelt: list[str] = []
     for each in settings:
@@ -60,7 +53,7 @@ def _spelt_out(settings: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(spelt)
 
 
-Settings: TypeAlias = Annotated[tuple[str, ...], AfterValidator(_spelt_out)]
+Settings: TypeAlias = Annotated[tuple[str, ...], AfterValidator(_numbered)]
 
 
 class _Table(BaseModel):
@@ -77,7 +70,7 @@ class Part(_Table):
     defenses that its config names, and no others.
     """
 
-    name: str = _MAIN
+    name: str = MAIN
     command: str = "audit"
     set: Settings = ()
     at: Mapping[ScaleName, Settings] = {}
@@ -191,7 +184,7 @@ class Recipe(_Table):
             part = both if (both := " ".join(named)) in parts else named[-1]
         else:
             own = (f"{place.row} {place.column}", place.column, place.row)
-            part = next((name for name in own if name in parts), parts[0])
+            part = next((name for name in own if name in parts), parts[0] if len(parts) == 1 else own[0])
         return {**row, **column, "part": part.replace(_ROW, str(row.get("part", place.row)))}
 
     def places(self) -> Iterator[Place]:
@@ -210,91 +203,14 @@ def read_recipe(name: str) -> Recipe:
     if name not in (known := reproducible()):
         raise UsageError(f"no recipe {name!r}; {suggestion(name, known)}")
     path = recipes()[name]
-    table = _table(path)
+    table = spelt_out(path)
     try:
-        recipe = Recipe(name=name, path=path, published=_published(path.with_suffix(".csv")), **table)
+        recipe = Recipe(name=name, path=path, published=published(path.with_suffix(".csv")), **table)
     except (ValidationError, TypeError) as error:
         fault = first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise ConfigError(f"{path}: [recipe] {fault}") from error
     _check(recipe)
     return recipe
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """The table `[recipe]` of a file, with what it has from another recipe."""
-    table: dict[str, Any] = read_toml(path, ConfigError).get(RECIPE, {})
-    own = _products(table.get("axes", {}), table.get("each", {}), table.get("parts", []))
-    scales = table.get("scales", {})
-    if like := table.get("like"):
-        if like not in (known := recipes()):
-            raise ConfigError(f"{path}: [recipe] like: no recipe {like!r}; {suggestion(like, list(known))}")
-        other = _table(known[like])
-        parts = {part["name"]: part for part in other["parts"]}
-        use = table.get("use", {} if own else ["*"])
-        use = use if isinstance(use, Mapping) else {name: name for name in _matching(use, list(parts))}
-        if missing := [name for name in use.values() if name not in parts]:
-            raise ConfigError(f"{path}: [recipe] use: no part {missing[0]!r}; {suggestion(missing[0], list(parts))}")
-        scales = {
-            name: {"set": other.get("scales", {}).get(name, {}).get("set", []), **scale}
-            for name, scale in scales.items()
-        }
-        own = [*({**parts[theirs], "name": ours} for ours, theirs in use.items()), *own]
-        table = {**table, "use": use}
-    own = own or [{"name": _MAIN}]
-    known_parts = [part["name"] for part in own]
-    scales = {
-        name: {**scale, "parts": _matching(scale["parts"], known_parts)} if "parts" in scale else scale
-        for name, scale in scales.items()
-    }
-    for key in ("rows", "columns"):
-        if isinstance(names := table.get(key), list):
-            table = {**table, key: {name: {} for name in names}}
-    return {**table, "parts": own, "scales": scales}
-
-
-def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The patterns themselves, or if one has a "*" the names that match, in their order; then those without a match."""
-    if not any("*" in each for each in patterns):
-        return list(patterns)
-    missing = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
-    return [*(name for name in names if any(fnmatchcase(name, each) for each in patterns)), *missing]
-
-
-def _products(
-    axes: Mapping[str, Mapping[str, Any]], each: Mapping[str, Any], own: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """A part for each choice of one entry of each axis, and the own parts of other names."""
-    named = {part.get("name", _MAIN): part for part in own}
-    made = {}
-    for entries in itertools.product(*(axis.items() for axis in axes.values())) if axes else ():
-        name = " ".join(word for word, _ in entries)
-        made[name] = _joined([each, *(part for _, part in entries), named.get(name, {})], name)
-    return [*made.values(), *(_joined([each, part], name) for name, part in named.items() if name not in made)]
-
-
-def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """One part with the settings of all, in their order."""
-
-    def spelt(settings: Sequence[str]) -> list[str]:
-        return [each.replace(_PART, name) for each in settings]
-
-    at: dict[str, list[str]] = {}
-    for part in parts:
-        for scale, settings in part.get("at", {}).items():
-            at[scale] = [*at.get(scale, []), *spelt(settings)]
-    settings = [each for part in parts for each in spelt(part.get("set", []))]
-    return {**dict(ChainMap(*map(dict, reversed(parts)))), "name": name, "set": settings, "at": at}
-
-
-def _published(path: Path) -> dict[str, dict[str, str]]:
-    """The published numbers by row and column; empty places are left out. Without a file, none."""
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(line for line in file if not line.startswith("#"))
-    return {
-        row: {column: text for column, text in zip(header[1:], entries, strict=True) if text} for row, *entries in rows
-    }
 
 
 def _check(recipe: Recipe) -> None:
