@@ -11,7 +11,7 @@ from leaktight.data.embedded import Digits
 from leaktight.fl.local import silent
 from leaktight.models.gan import OwnGenerator
 from leaktight.reproductions.tables.agic import matched
-from leaktight.reproductions.tables.lrp import FEW, MANY, OwnRates, inverted, two_holdings
+from leaktight.reproductions.tables.lrp import FEW, MANY, _OwnRates, inverted, two_holdings
 
 
 def test_two_clients_share_no_label_and_hold_equally_many(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -24,7 +24,7 @@ def test_two_clients_share_no_label_and_hold_equally_many(tmp_path) -> None:  # 
 
 @pytest.mark.parametrize(("spread", "least", "most"), [(0.0, 0.02, 0.02), (1.0, 0.0, 0.04)])
 def test_every_client_has_its_own_rates(spread: float, least: float, most: float) -> None:
-    defense = OwnRates(rates=(0.005, 0.02), spread=spread)
+    defense = _OwnRates(rates=(0.005, 0.02), spread=spread)
     _, state = defense.start(torch.nn.Identity(), ClientFacts("client-001", 160, 8), rng=replayed(0))
     plan, _ = defense.on_round(RoundPlan(0, (1.0,) * 200), state, rng=replayed(1), report=silent)
     assert least <= min(plan.learning_rates) <= max(plan.learning_rates) <= most

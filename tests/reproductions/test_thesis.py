@@ -21,15 +21,15 @@ from leaktight.fl.local import Trainer, loss_and_gradient
 from leaktight.models.keylock import KeyLock
 from leaktight.models.small import LeNetZhu
 from leaktight.models.surgery import mode_of
-from leaktight.reproductions.tables.fedboosting import ValidationOnly, boundaries, dealt, with_poison
-from leaktight.reproductions.tables.fedkl import ThesisLocks, keys, knowledge, told
+from leaktight.reproductions.tables.fedboosting import _ValidationOnly, boundaries, dealt, with_poison
+from leaktight.reproductions.tables.fedkl import _ThesisLocks, keys, knowledge, told
 
 DIGIT = Images(1, 16, 16)
 DIGITS = "data={kind='digits', size=16}"
 SMALL = ("model={kind='lenet_zhu', activation='sigmoid'}", "defense.key_length=16")
 
 
-def locked(defense: ThesisLocks, client: str) -> KeyLock:
+def locked(defense: _ThesisLocks, client: str) -> KeyLock:
     model = defense.prepare(LeNetZhu().network(DIGIT, 10), rng=replayed(0))
     model, _ = defense.start(model, ClientFacts(client, 10, 10), rng=replayed(1).child(client))
     (lock,) = (each for each in model.modules() if isinstance(each, KeyLock))
@@ -38,14 +38,14 @@ def locked(defense: ThesisLocks, client: str) -> KeyLock:
 
 @pytest.mark.parametrize("from_server", [True, False])
 def test_locks_of_the_server_are_the_same_and_keys_are_not(from_server: bool) -> None:
-    first, second = (locked(ThesisLocks(key_length=16, from_server=from_server), name) for name in ("a", "b"))
+    first, second = (locked(_ThesisLocks(key_length=16, from_server=from_server), name) for name in ("a", "b"))
     assert torch.equal(first.scale.weight, second.scale.weight) is from_server
     assert not torch.equal(first.key, second.key)
 
 
 def test_centred_keys_have_little_in_common() -> None:
-    centred = [locked(ThesisLocks(key_length=4096, centred=True), name).key for name in ("a", "b")]
-    plain = [locked(ThesisLocks(key_length=4096), name).key for name in ("a", "b")]
+    centred = [locked(_ThesisLocks(key_length=4096, centred=True), name).key for name in ("a", "b")]
+    plain = [locked(_ThesisLocks(key_length=4096), name).key for name in ("a", "b")]
     assert abs(float(torch.cosine_similarity(centred[0], centred[1], dim=0))) < 0.1
     assert float(torch.cosine_similarity(plain[0], plain[1], dim=0)) == pytest.approx(0.75, abs=0.05)
 
@@ -99,7 +99,7 @@ def test_all_that_an_attacker_may_be_told_is_tried() -> None:
 def test_without_training_results_the_validation_alone_decides() -> None:
     training = {"a": 0.1, "b": 5.0}
     validation = {"a": {"a": 1.0, "b": 1.0}, "b": {"a": 1.0, "b": 1.0}}
-    assert ValidationOnly(variant="code").shares(training, validation) == {"a": 0.5, "b": 0.5}
+    assert _ValidationOnly(variant="code").shares(training, validation) == {"a": 0.5, "b": 0.5}
     assert FedBoosting(variant="code").shares(training, validation)["a"] > 0.9
 
 

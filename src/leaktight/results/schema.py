@@ -45,7 +45,7 @@ _EXACT = 1e-8
 """Losses up to this are as good as 0."""
 
 _LOW_LEAKS = frozenset(
-    {"mse", "lpips_alex", "lpips_vgg", "mse_r", "grnn_mae", "thesis_mse_255", "fedkl_rmse", "plato_min_mse"}
+    {"mse", "lpips_alex", "lpips_vgg", "mse_r", "grnn_mae", "thesis_mse_255", "fedkl_rmse", "plato_min_mse", "ggl_mse"}
 )
 """Metrics that leak when low, for files without `metrics` (before 0.2); all others leak when high."""
 

@@ -37,7 +37,7 @@ from leaktight.reproductions.tables.own import Values, divided, workers
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationOnly(FedBoosting):
+class _ValidationOnly(FedBoosting):
     """FedBoosting without the training results: all training losses count as equal (thesis, section 4.3.2.3)."""
 
     def shares(self, training: Mapping[str, float], validation: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -48,7 +48,7 @@ METHODS: Mapping[str, Aggregator] = {
     "FedAvg": FedAvg(),
     "FedBoosting (paper)": FedBoosting(variant="paper"),
     "FedBoosting (code)": FedBoosting(variant="code"),
-    "FedBoosting (code), validation only": ValidationOnly(variant="code"),
+    "FedBoosting (code), validation only": _ValidationOnly(variant="code"),
 }
 CENTRALISED = "centralised"
 REAL: Mapping[str, DatasetSource] = {"IIIT5K": Iiit5k(), "SVT": Svt(), "IC15": Icdar(), "Synth90k": Synth90k()}
@@ -136,7 +136,7 @@ def words(settings: Sequence[str]) -> Values:
     own, rest = divided(settings)
     config = load_config(Path(f"{PREFIX}fedboosting-figure-4-4"), rest)
     if own.get("results") == "validation":
-        config = replace(config, aggregator=ValidationOnly(variant="code"))
+        config = replace(config, aggregator=_ValidationOnly(variant="code"))
     dataset, _ = load_data(config)
     real = {} if own.get("real") == "no" else _real_words(data_root(config.data_root), dataset)
     tests = {"rendered words": dataset.test, **real}

@@ -44,7 +44,7 @@ _TOLD = ("neither", "key", "lock", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThesisLocks(FedKl):
+class _ThesisLocks(FedKl):
     """FedKL with other first locks and keys.
 
     from_server: all locks begin with the same weights, those that the server sent, as in the thesis. centred: keys are
@@ -80,7 +80,7 @@ def keys(settings: Sequence[str]) -> Values:
     if not isinstance(config.defense, FedKl):
         raise ConfigError("expected the defense fedkl, got another; set it")
     given = config.defense
-    defense = ThesisLocks(
+    defense = _ThesisLocks(
         blocks=given.blocks,
         key_length=given.key_length,
         variant=given.variant,

@@ -51,7 +51,7 @@ _INSIDE = 1 - 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnRates(Defense):
+class _OwnRates(Defense):
     """Each client's own learning rate. rates: by client, in the order of names. spread: as in `Lrp`."""
 
     rates: tuple[float, ...]
@@ -80,7 +80,7 @@ def two_clients(settings: Sequence[str]) -> Values:
     return {
         row: {
             f"{first:g}, {second:g}": {
-                f"seed {seed}": 100 * _accuracy(config, dataset, OwnRates(rates=(first, second), spread=spread), seed)
+                f"seed {seed}": 100 * _accuracy(config, dataset, _OwnRates(rates=(first, second), spread=spread), seed)
                 for seed in range(seeds)
             }
             for first, second in product(RATES, repeat=2)
@@ -104,7 +104,7 @@ def two_holdings(dataset: Dataset, shard: int, rng: Rng) -> Partition:
     return Partition({f"client-{place:03d}": Holding(each.sort().values, empty) for place, each in enumerate(owned)})
 
 
-def _accuracy(config: Config, dataset: Dataset, rates: OwnRates, seed: int) -> float:
+def _accuracy(config: Config, dataset: Dataset, rates: _OwnRates, seed: int) -> float:
     """The accuracy of the global model after the last round."""
     rng = Rng(seed, key=Rng.fresh().key)
     model = build_model(
