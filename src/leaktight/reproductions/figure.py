@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _WIDTH = 7.0
 _ACROSS = 4
 """The most columns beside each other."""
+_TITLE = 24
+"""The most letters in a line of a title."""
 
 Pair: TypeAlias = tuple[Path, Path]
 """The pictures of a truth and of a guess."""
@@ -75,7 +78,7 @@ def _show(place: Axes, title: str, pictures: Sequence[Path]) -> None:
     if not pictures:
         place.set_frame_on(False)
         return
-    place.set_title(title, fontsize=6)
+    place.set_title(textwrap.fill(title, _TITLE), fontsize=6)
     joined = np.concatenate([np.atleast_3d(images.imread(str(picture))) for picture in pictures], axis=1)
     place.imshow(joined.squeeze(), cmap="gray", vmin=0, vmax=1)
 
@@ -91,7 +94,7 @@ def _curves(made: Reproduced) -> Figure:
             at = Place(row=row, column=column)
             if any(job.part.command == "train" for job in made.jobs_at(at)):
                 _curve(place, row, made.summaries_at(at).values())
-        place.set_title(column, fontsize=7)
+        place.set_title(textwrap.fill(column, _TITLE), fontsize=7)
         place.set_xlabel("round")
         place.set_ylabel("accuracy, %")
         place.legend(fontsize=7)
@@ -121,11 +124,13 @@ def _curve(place: Axes, row: str, summaries: Iterable[TrainingSummary]) -> None:
 
 
 def _points(made: Reproduced) -> Figure:
-    """Each column by itself, some beside each other: the mean of each row with its interval."""
-    columns, rows = list(made.recipe.columns), list(made.recipe.rows)
+    """Each column by itself, some beside each other: the mean of each row with its interval; no empty ones."""
+    entries = {(entry.row, entry.column): entry for entry in made.result().entries}
+    filled = [place for place, entry in entries.items() if entry.mean is not None]
+    rows = [row for row in made.recipe.rows if any(row == each for each, _ in filled)]
+    columns = [column for column in made.recipe.columns if any(column == each for _, each in filled)]
     across = min(len(columns), _ACROSS)
     figure, axes = _grid(-(-len(columns) // across), across, 0.3 * len(rows) + 1.0)
-    entries = {(entry.row, entry.column): entry for entry in made.result().entries}
     for number, place in enumerate(place for line in axes for place in line):
         if number >= len(columns):
             place.axis("off")
@@ -136,7 +141,7 @@ def _points(made: Reproduced) -> Figure:
                 place.plot([entry.low, entry.high], [height, height], color="0.6")
                 place.plot(entry.mean, height, "o", color="C0", markersize=4)
         place.set_yticks(range(len(rows)), [""] * len(rows) if number % across else rows, fontsize=7)
-        place.set_title(columns[number], fontsize=7)
+        place.set_title(textwrap.fill(columns[number], _TITLE), fontsize=7)
         place.tick_params(axis="x", labelsize=6)
         place.invert_yaxis()
     figure.tight_layout()
