@@ -149,10 +149,11 @@ def test_without_a_config_the_run_has_its_own_settings_and_named_methods_are_add
 
 
 def test_without_a_folder_the_run_with_these_settings_goes_first_and_then_the_newest() -> None:
-    for name in ("audit-001", "audit-002"):
-        audit(scene(), f"runs/{name}", "seed=1" if name == "audit-001" else "seed=2", attacks=["mean_image", "dlg"])
+    named = {"attacks": ["mean_image", lt.attacks.Dlg(iterations=1, restarts=1, backend="eager")]}
+    for name, seed in (("audit-001", "seed=1"), ("audit-002", "seed=2")):
+        audit(scene(), f"runs/{name}", seed, **named)
     watcher = Counted()
-    same = audit("small.toml", None, "seed=1", attacks=["mean_image", "dlg"], resume=True, watcher=watcher)  # type: ignore[arg-type]
+    same = audit("small.toml", None, "seed=1", resume=True, watcher=watcher, **named)  # type: ignore[arg-type]
     assert (same.run, watcher.ran) == ("runs/audit-001", [])
     grown = lt.audit(resume=True, trials=3, adaptive=False, watcher=watcher)
     assert (grown.run, len(watcher.ran)) == ("runs/audit-002", 4)
