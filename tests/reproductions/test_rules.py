@@ -68,3 +68,29 @@ def test_too_few_values_decide_nothing() -> None:
     found = decide(claim(), measured({"a": [2.0] * 9, "b": [1.0] * 9}), least=10)
     assert found.decision == "not testable here"
     assert found.because == "a place has 9 valid values; 10 are needed"
+
+
+def test_equal_shares_of_few_victims_decide_little() -> None:
+    """Ten of ten are no proof of more than 90 %: by Clopper and Pearson's limits it may be 69 %."""
+    all_of_them, none = [1.0] * 10, [0.0] * 10
+    values = measured({"a": all_of_them, "b": none})
+
+    def ends(place: Place) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    assert decide(claim(than=[0.9]), values, least=10, ends=ends).decision == "not testable here"
+    assert decide(claim(than=[0.6]), values, least=10, ends=ends).decision == "holds"
+    found = decide(claim(row="b", than=[0.1], relation="below"), values, least=10, ends=ends)
+    assert found.decision == "not testable here"
+    exact = stats.binomtest(0, 10).proportion_ci().high
+    high = float(found.because.split("b, c: 0 [")[1].split(", ")[1].split("]")[0])
+    assert high == pytest.approx(exact, abs=0.01)
+    assert decide(claim(), values, least=10, ends=ends).decision == "holds"
+    assert decide(claim(by=0.9), values, least=10, ends=ends).decision == "not testable here"
+
+
+def test_shares_of_other_victims_are_compared_by_both_limits() -> None:
+    values = measured({"a": [1.0] * 10, "b": [0.0] * 11})
+    found = decide(claim(by=0.5), values, least=10, ends=lambda place: (0.0, 1.0))
+    low = 1 - float(np.hypot(stats.binomtest(0, 10).proportion_ci().high, stats.binomtest(0, 11).proportion_ci().high))
+    assert f"1 [{low:.2g}" in found.because

@@ -15,6 +15,9 @@ from leaktight.results.schema import TrainingSummary, Trial
 Samples: TypeAlias = Mapping[str, float]
 """Values by victim ("victim 3") or seed ("seed 1"): values with the same name may be compared in pairs."""
 
+Ends: TypeAlias = tuple[float | None, float | None]
+"""The least and the largest value that a metric can have; None where it is not limited."""
+
 _CHOICES = ("part", "metric", "attack", "defense", "adaptive", "finished", "percent_of")
 _BEST = "best_"
 
@@ -46,6 +49,19 @@ def from_training(summaries: Mapping[str, TrainingSummary], choice: Mapping[str,
     metric = str(choice.get("metric", "accuracy"))
     values = {name: _of_training(summary, metric) for name, summary in summaries.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def ends(choice: Mapping[str, object]) -> Ends:
+    """The ends of a metric that is a share of trials or examples; such values tell little by their spread.
+
+    >>> ends({"metric": "reconstructed"}), ends({"metric": "ssim >= 0.2 %"}), ends({"metric": "psnr"})
+    ((0.0, 1.0), (0.0, 100.0), (None, None))
+    """
+    metric = str(choice.get("metric", ""))
+    share = metric.removesuffix(_PERCENT)
+    if "percent_of" in choice or not (share in _SHARES or _LIMIT.fullmatch(share)):
+        return None, None
+    return 0.0, 1.0 if share == metric else 100.0
 
 
 def _require_known(choice: Mapping[str, object]) -> None:
@@ -109,6 +125,7 @@ def _share(trial: Trial, metric: str, sign: str, limit: str) -> float | None:
     return fmean(_KEEPS[sign](score, float(limit)) for score in scores) if scores else None
 
 
+_SHARES = ("label_accuracy", "identified", "reconstructed")
 _PERCENT = " %"
 _LIMIT = re.compile(r"(\w+) (>=|<=) (\S+)")
 _KEEPS: Mapping[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}

@@ -26,7 +26,7 @@ from leaktight.config.recipes import PREFIX
 from leaktight.core.errors import UsageError
 from leaktight.core.files import make_private_folder, write_atomically
 from leaktight.data.dataset import data_root
-from leaktight.reproductions.measure import Samples, chosen, counted, from_audit, from_training
+from leaktight.reproductions.measure import Ends, Samples, chosen, counted, ends, from_audit, from_training
 from leaktight.reproductions.recipe import Claim, Part, Place, Recipe, ScaleName
 from leaktight.reproductions.result import ClaimResult, Entry, Reproduction, RunUsed
 from leaktight.reproductions.rules import Decided, decide
@@ -222,14 +222,17 @@ class Reproduced:
     def _decided(self, claim: Claim) -> Decided:
         if self.scale == "smoke":
             return Decided(claim, "not testable here", "smoke shows that the recipe runs, and decides nothing")
-        return decide(claim, self.samples, self.recipe.least)
+        return decide(claim, self.samples, self.recipe.least, self._ends)
+
+    def _ends(self, place: Place) -> Ends:
+        return ends(self.recipe.choice(place))
 
     def _entry(self, place: Place) -> Entry:
         published = self.recipe.published.get(place.row, {}).get(place.column, "")
         values = list(self.samples(place).values())
         if not values:
             return Entry(row=place.row, column=place.column, published=published)
-        found = interval(values, None, None)
+        found = interval(values, *self._ends(place))
         return Entry(
             row=place.row,
             column=place.column,
