@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -86,12 +85,14 @@ def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     def spelt(settings: Sequence[str]) -> list[str]:
         return [each.replace(_PART, name) for each in settings]
 
+    joined: dict[str, Any] = {}
     at: dict[str, list[str]] = {}
     for part in parts:
+        joined |= part
         for scale, settings in part.get("at", {}).items():
             at[scale] = [*at.get(scale, []), *spelt(settings)]
     settings = [each for part in parts for each in spelt(part.get("set", []))]
-    return {**dict(ChainMap(*map(dict, reversed(parts)))), "name": name, "set": settings, "at": at}
+    return {**joined, "name": name, "set": settings, "at": at}
 
 
 def published(path: Path) -> dict[str, dict[str, str]]:

@@ -71,6 +71,11 @@ class Job:
         said = [self.part.command, text, *([] if self.seed is not None else [str(self.part.adaptive)])]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """Those of an audit that is done."""
+        return list(read_trials(self.path).values())
+
     @property
     def is_function(self) -> bool:
         return ":" in self.part.command
@@ -262,7 +267,7 @@ class Reproduced:
             return values.get(place.row, {}).get(place.column, {})
         if job.part.command == "train":
             return from_training(self.summaries_at(place), choice)
-        return from_audit(read_trials(job.path).values(), choice)
+        return from_audit(job.trials, choice)
 
     def jobs_at(self, place: Place) -> list[Job]:
         """The runs behind a place of the table; none if its part is not run at this scale."""
@@ -274,7 +279,7 @@ class Reproduced:
         found: list[Trial] = []
         for job in self.jobs_at(place):
             if not job.is_function and job.part.command != "train":
-                cells = chosen(read_trials(job.path).values(), self.recipe.choice(place))
+                cells = chosen(job.trials, self.recipe.choice(place))
                 found += [trial for cell in cells for trial in counted(cell, self.recipe.choice(place))]
         return found
 
