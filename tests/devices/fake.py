@@ -6,6 +6,7 @@ PyTorch without CUDA cannot differentiate fake tensors on "cuda", so a device of
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 from unittest.mock import patch
@@ -91,4 +92,7 @@ if __name__ == "__main__":
     _setup_privateuseone_for_python_backend("pretend")
     found = {name: devices_of(attack) for name, attack in ATTACKS.items()}
     found |= {kind: devices_of_gradient(kind) for kind in MODELS if kind != WORDS}
-    print(json.dumps(found))  # noqa: T201
+    print(json.dumps(found), flush=True)  # noqa: T201
+    os._exit(
+        0
+    )  # the usual exit sometimes aborts, as PyTorch has a thread for the registered device and does not join it

@@ -1,6 +1,8 @@
 """Runs a pure function of tensors eagerly, as a traced graph, or compiled. All three give the same step.
 
 The double backward of a convolution computes weight gradients that are not needed; a traced graph leaves them out.
+Parameters, targets and labels are inputs of the graph, so that victims of the same network share one compilation:
+in a process by the text of the graph, across processes and runs by the compiler's cache on disk.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import torch
@@ -63,9 +66,35 @@ def make_runnable(
     chosen = _choose(graph, inputs, "fx", onednn)
     if backend == "fx":
         return chosen
-    with _onednn(chosen.onednn):
-        compiled = torch.compile(graph, dynamic=False)
-    return Runnable(compiled, "inductor", chosen.onednn)
+    return Runnable(_compiled(_Text.of(graph, inputs), chosen.onednn), "inductor", chosen.onednn)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A graph as text. Two graphs with the same text compute the same from the same inputs."""
+
+    code: str
+    shapes: tuple[str, ...]
+    fixed: tuple[str, ...]
+    graph: fx.GraphModule = field(compare=False)
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> _Text:
+        names = sorted({str(node.target) for node in graph.graph.nodes if node.op == "get_attr"})
+        fixed = tuple(f"{name} {getattr(graph, name).tolist()!r}" for name in names)
+        return cls(
+            graph.code,
+            tuple(f"{each.dtype} {each.device} {each.shape} {each.stride()}" for each in inputs),
+            fixed,
+            graph,
+        )
+
+
+@lru_cache(maxsize=16)
+def _compiled(text: _Text, onednn: bool) -> Function:
+    """The compiled graph; it compiles at its first call, with oneDNN as `Runnable` sets it."""
+    compiled: Function = torch.compile(text.graph, dynamic=False)
+    return compiled
 
 
 def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
