@@ -180,7 +180,9 @@ class Matching(Attack):
         likely = [in_order(evidence, order) for order in orders[:SHORT_SEARCHES]]
         if len(likely) == 1:
             return likely[0]
-        short = replace(self, iterations=max(1, self.iterations // SHORTER), restarts=1, consensus=0.0)
+        steps = max(1, self.iterations // SHORTER)
+        backend = "eager" if steps < WORTH_TRACING else self.backend
+        short = replace(self, iterations=steps, restarts=1, consensus=0.0, backend=backend)
         load = replace(short.workload, restarts=len(likely), abreast=False)
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         jobs = [_Job(short, each, rng, [0], False, False) for each in likely]
@@ -262,6 +264,7 @@ class Matching(Attack):
 LOOKS = 2  # starts at which the loss of an order is looked at
 SHORT_SEARCHES = 8  # orders that get a short search
 SHORTER = 30  # how many times shorter it is
+WORTH_TRACING = 25  # its steps from which on they are traced: tracing takes as long as some ten eager steps
 
 
 def _loss_at_start(problem: MatchingProblem, order: Order) -> float:
