@@ -40,6 +40,7 @@ def test_other_victims_are_compared_by_welchs_interval() -> None:
     low, high = stats.ttest_ind(values["a"], values["b"], equal_var=False).confidence_interval()
     assert f"[{low:.3g}, {high:.3g}]" in found.because
     assert found.decision == "not testable here"
+    assert found.undecided
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,8 @@ def test_too_few_values_decide_nothing() -> None:
     found = decide(claim(), measured({"a": [2.0] * 9, "b": [1.0] * 9}), least=10)
     assert found.decision == "not testable here"
     assert found.because == "a place has 9 valid values; 10 are needed"
+    assert not found.undecided, "nothing was compared"
+    assert not decide(claim(untestable="no data"), measured({}), least=10).undecided
 
 
 def test_equal_shares_of_few_victims_decide_little() -> None:

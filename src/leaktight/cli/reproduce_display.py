@@ -97,6 +97,6 @@ def print_result(result: Reproduction, root: Path, console: Console) -> None:
         table.add_row(name, *cells)
     console.print(table)
     for claim in result.claims:
-        console.print(f"{claim.decision}: ", style=_STYLES[claim.decision], end="", highlight=False)
+        console.print(f"{claim.verdict}: ", style=_STYLES[claim.decision], end="", highlight=False)
         say(console, f"{claim.says} ({claim.because})")
     say(console, f"page: {root / f'{result.recipe}-{result.scale}' / 'page.md'}")

@@ -31,7 +31,7 @@ def section(result: Reproduction, figure: str | None = None) -> str:
         *([""] if result.differences else []),
         "| claim | rule, written before the run | decision | measured |",
         "|---|---|---|---|",
-        *(f"| {each.says} | {each.rule} | **{each.decision}** | {each.because} |" for each in result.claims),
+        *(f"| {each.says} | {each.rule} | **{each.verdict}** | {each.because} |" for each in result.claims),
         "",
         *([result.notes, ""] if result.notes else []),
     ]
@@ -83,7 +83,7 @@ def claims_table(results: Sequence[Reproduction]) -> str:
         "| publication | place | claim | decision |",
         "|---|---|---|---|",
         *(
-            f"| [{PAPERS[each.paper]}]({each.paper}.md) | {each.where} | {claim.says} | **{claim.decision}** |"
+            f"| [{PAPERS[each.paper]}]({each.paper}.md) | {each.where} | {claim.says} | **{claim.verdict}** |"
             for each in results
             for claim in each.claims
         ),
@@ -94,4 +94,5 @@ def claims_table(results: Sequence[Reproduction]) -> str:
 def _tally(results: Sequence[Reproduction]) -> str:
     found = Counter(claim.decision for each in results for claim in each.claims)
     words = ", ".join(f"{word}: {found[word]}" for word in get_args(Decision))
-    return f"{counted(sum(found.values()), 'claim')}. {words}."
+    undecided = sum(claim.undecided for each in results for claim in each.claims)
+    return f"{counted(sum(found.values()), 'claim')}. {words} ({undecided} of them undecided)."

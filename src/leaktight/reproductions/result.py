@@ -22,12 +22,21 @@ class Entry(Record):
 
 
 class ClaimResult(Record):
-    """A claim, the decision, and the comparisons behind it. rule: what was compared, written before the run."""
+    """A claim, the decision, and the comparisons behind it. rule: what was compared, written before the run.
+
+    undecided: it could be tested, but the intervals are on both sides of the rule.
+    """
 
     says: str
     rule: str
     decision: Decision
     because: str
+    undecided: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The decision, and whether more victims or seeds could change it."""
+        return f"{self.decision} (undecided)" if self.undecided else self.decision
 
 
 class RunUsed(Record):

@@ -30,11 +30,12 @@ _NO_ENDS: Ends = (None, None)
 
 @dataclass(frozen=True)
 class Decided:
-    """A claim and what became of it. because: the comparisons in words."""
+    """A claim and what became of it. because: the comparisons in words. undecided: not testable, but for open ones."""
 
     claim: Claim
     decision: Decision
     because: str
+    undecided: bool = False
 
 
 def decide(
@@ -58,7 +59,8 @@ def decide(
     states = [_state(difference, claim.relation, claim.by) for _, difference in found]
     words = [_words(each, difference, state) for (each, difference), state in zip(found, states, strict=True)]
     number = f"{_number(left.interval)} (n = {len(left.samples)})"
-    return Decided(claim, _decision(states), f"{claim.left}: {number}; {listed(words)}")
+    undecided = all(state == "open" for state in states)
+    return Decided(claim, _decision(states), f"{claim.left}: {number}; {listed(words)}", undecided)
 
 
 class Values(NamedTuple):

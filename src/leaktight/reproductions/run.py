@@ -215,7 +215,11 @@ class Reproduced:
             entries=tuple(self._entry(place) for place in recipe.places()),
             claims=tuple(
                 ClaimResult(
-                    says=each.claim.says, rule=rule_words(each.claim), decision=each.decision, because=each.because
+                    says=each.claim.says,
+                    rule=rule_words(each.claim),
+                    decision=each.decision,
+                    because=each.because,
+                    undecided=each.undecided,
                 )
                 for each in claims
             ),
