@@ -28,6 +28,7 @@ from leaktight.core.errors import UsageError
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Broadcast, Observation, Reconstruction
+from leaktight.engines import inprocess
 from leaktight.metrics import METRICS, Resources, build_metrics, psnr, ssim
 from leaktight.results.schema import Ledger, MetricNote, Pictures, Role, Trial, TrialOutcome
 
@@ -358,3 +359,48 @@ def test_a_chosen_client_is_compared_with_its_own_examples(tmp_path: Path) -> No
     assert len(runner.labels.clients) == 1
     assert len(runner.labels.clients[0]) == len(own)
     assert len(TrialRunner(whole).labels.clients) == len(whole.federation.shares)
+
+
+# ------------------------------------------------------------------------------------------------- once a victim
+
+
+def plain(trial: Trial) -> dict[str, Any]:
+    """A trial without what is measured in seconds."""
+    document = trial.document()
+    return {name: value for name, value in document.items() if "seconds" not in name and name != "ledger"}
+
+
+def test_the_rounds_of_a_victim_are_played_once_for_all_attacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = small_experiment(tmp_path)
+    played: list[int] = []
+    run = inprocess.run
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        played.append(1)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(inprocess, "run", counted)
+    together = TrialRunner(experiment)
+    found = {each.id: together(each.id, print) for each in experiment.trials}
+    assert len(found) == 8
+    assert len(played) == 4, "two victims, with the defense and without"
+    for number, each in enumerate(experiment.trials):
+        alone = TrialRunner(experiment)(each.id, print)
+        assert len(played) == 5 + number
+        assert plain(alone.trial) == plain(found[each.id].trial)
+
+
+def test_a_malicious_server_has_rounds_of_its_own(tmp_path: Path) -> None:
+    attacks = {"honest": Told(), "zero": Zeroing(), "again": Told()}
+    experiment = replace(
+        small_experiment(tmp_path, "threat.server='malicious'"),
+        attacks=tuple(AttackEntry(name, {}, attack) for name, attack in attacks.items()),
+    )
+    runner = TrialRunner(experiment)
+    trials = [runner(each.id, print).trial for each in experiment.trials[:3]]
+    assert [each.attack for each in trials] == list(attacks)
+    sums = [(each.ledger.assumed or ("", ""))[1] for each in trials]
+    assert sums[1] == "0.0"
+    assert sums[0] == sums[2] != sums[1]

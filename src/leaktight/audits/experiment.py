@@ -46,6 +46,7 @@ from leaktight.metrics import BuiltMetrics, Resources, build_metrics, label_accu
 from leaktight.report.words import defense_words
 from leaktight.results.schema import SCHEMA_VERSION, Pictures, Rank, TrialHead, TrialOutcome
 from leaktight.runtime.executor import Tell
+from leaktight.runtime.latest import Latest
 
 PUBLIC_EXAMPLES = 512
 
@@ -85,6 +86,8 @@ class Chances(TypedDict, total=False):
 class TrialRunner:
     """The work of a worker process: trial ids in, trials out.
 
+    Trials of the same victim and defense follow each other, so the rounds of the last ones are kept: they are played
+    once for all attacks and controls, and what the client would have sent without the defense is computed once.
     states, accuracy: of the models after training, by `state_key`. failed: by defense, why training it failed.
     """
 
@@ -92,6 +95,14 @@ class TrialRunner:
     states: Mapping[str, bytes] = field(default_factory=dict)
     accuracy: Mapping[str, float | None] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _watched(self) -> Latest[tuple[list[RoundTrace], float]]:
+        return Latest()
+
+    @cached_property
+    def _compared(self) -> Latest[bool]:
+        return Latest()
 
     @cached_property
     def metrics(self) -> BuiltMetrics:
@@ -202,7 +213,7 @@ class TrialRunner:
             metrics=judged.notes,
             loss=found[0].loss,
             first_loss=found[0].first_loss,
-            update_changed=self._changed(spec, scene.federation, trace, victim),
+            update_changed=self._update_changed(spec, scene.federation, trace),
             client_seconds=played.seconds,
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
             certificate=proof_of(found[0]),
@@ -268,7 +279,7 @@ class TrialRunner:
         """Run the watched rounds, or all that an active attack asks for."""
         attack, victim = spec.attack.value, self.experiment.victim(spec.trial)
         if not isinstance(attack, ActiveAttack):
-            watched, seconds = self._watch(spec, federation, state)
+            watched, seconds = self._watched.get(_round_of(spec), lambda: self._watch(spec, federation, state))
             settings = self.experiment.settings
             given = handed(settings, attack, [observe(each) for each in watched])
             return Played(watched, counted_rounds(settings, watched), given, seconds)
@@ -318,8 +329,14 @@ class TrialRunner:
         packed = self.states.get(state_key(spec.defense.name, spec.round))
         return federation.first_state() if packed is None else FederationState.restored(unpack(packed))
 
+    def _update_changed(self, spec: TrialSpec, federation: Federation, trace: RoundTrace) -> bool:
+        """Whether the victim sent another update than it would have sent without the defense."""
+        victim = self.experiment.victim(spec.trial)
+        if isinstance(spec.attack.value, ActiveAttack):  # the round is its own
+            return self._changed(spec, federation, trace, victim)
+        return self._compared.get(_round_of(spec), lambda: self._changed(spec, federation, trace, victim))
+
     def _changed(self, spec: TrialSpec, federation: Federation, trace: RoundTrace, victim: str) -> bool:
-        """Whether the client sent another update than it would have sent without the defense."""
         if trace.clients[victim].update.sealed is not None:
             return True  # an encrypted or masked update cannot be compared
         plain = self.experiment.attacked_federation(Defense(), spec.trial)
@@ -345,6 +362,11 @@ def tampered(federation: Federation, state: FederationState, sent: Broadcast) ->
         # The aggregator's state belongs to the tensors of the old network.
         server = replace(server, aggregator=federation.setup.aggregator.start(sent.params), agreed=False)
     return replace(federation, network=other), replace(state, server=server)
+
+
+def _round_of(spec: TrialSpec) -> tuple[str, int, int]:
+    """What the honest rounds of a trial depend on."""
+    return spec.defense.name, spec.round, spec.trial
 
 
 def state_key(defense: str, round_index: int) -> str:
