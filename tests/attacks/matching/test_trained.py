@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
@@ -96,6 +100,24 @@ def test_a_last_layer_with_noise_shows_none(number: int) -> None:
     gradients = last_layer(dict(seen.update.tensors))
     noisy = [each + 0.1 * each.std() * torch.randn(each.shape, generator=replayed(2).public()) for each in gradients]
     assert slopes_of(noisy, last_layer(dict(seen.broadcast.params)), truth.targets) is None
+
+
+def test_a_start_whose_decomposition_does_not_converge_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, truth, _ = observed(3)
+    layers = [last_layer(dict(each)) for each in (seen.update.tensors, seen.broadcast.params)]
+    least_squares, calls = scipy.optimize.least_squares, [0]
+
+    def fails_first(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return least_squares(*args, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "least_squares", fails_first)
+    assert slopes_of(*layers, truth.targets) is not None
+    assert calls[0] > 1
+    monkeypatch.setattr(scipy.optimize, "least_squares", lambda *args, **kwargs: np.linalg.svd([[math.nan]]))
+    assert slopes_of(*layers, truth.targets) is None
 
 
 @pytest.mark.parametrize("slopes", ["observed", "guessed"])

@@ -145,7 +145,10 @@ class _System:
         """The slopes of a solution, or None."""
         from scipy.optimize import least_squares  # slow to import
 
-        found = least_squares(self.residuals, start.ravel(), jac=self.jacobian, max_nfev=200)
+        try:
+            found = least_squares(self.residuals, start.ravel(), jac=self.jacobian, max_nfev=200)
+        except np.linalg.LinAlgError:  # LAPACK's decomposition of a Jacobian need not converge
+            return None
         if not np.linalg.norm(found.fun) < _FITS:
             return None
         return _uncancelled(self.confidences(found.x.reshape(self.number, -1)) - self.one_hot)
