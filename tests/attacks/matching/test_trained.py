@@ -104,7 +104,7 @@ def test_a_last_layer_with_noise_shows_none(number: int) -> None:
 
 def test_a_start_whose_decomposition_does_not_converge_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, truth, _ = observed(3)
-    layers = [last_layer(dict(each)) for each in (seen.update.tensors, seen.broadcast.params)]
+    gradients, layer = (last_layer(dict(each)) for each in (seen.update.tensors, seen.broadcast.params))
     least_squares, calls = scipy.optimize.least_squares, [0]
 
     def fails_first(*args: Any, **kwargs: Any) -> Any:
@@ -114,10 +114,10 @@ def test_a_start_whose_decomposition_does_not_converge_is_left_out(monkeypatch: 
         return least_squares(*args, **kwargs)
 
     monkeypatch.setattr(scipy.optimize, "least_squares", fails_first)
-    assert slopes_of(*layers, truth.targets) is not None
+    assert slopes_of(gradients, layer, truth.targets) is not None
     assert calls[0] > 1
     monkeypatch.setattr(scipy.optimize, "least_squares", lambda *args, **kwargs: np.linalg.svd([[math.nan]]))
-    assert slopes_of(*layers, truth.targets) is None
+    assert slopes_of(gradients, layer, truth.targets) is None
 
 
 @pytest.mark.parametrize("slopes", ["observed", "guessed"])
