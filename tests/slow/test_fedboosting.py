@@ -1,4 +1,4 @@
-"""What FedBoosting is worth: a poisoned client, and two clients with different sets (docs/results/fedboosting.md)."""
+"""What FedBoosting is worth: a poisoned client, and two clients with different sets (docs/results/thesis.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The federation that reads words (docs/results/fedboosting.md)."""
+"""The federation that reads words (docs/results/thesis.md)."""
 
 from __future__ import annotations
 
