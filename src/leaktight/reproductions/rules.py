@@ -30,7 +30,10 @@ _NO_ENDS: Ends = (None, None)
 
 @dataclass(frozen=True)
 class Decided:
-    """A claim and what became of it. because: the comparisons in words. undecided: not testable, but for open ones."""
+    """A claim and what became of it. because: the comparisons in words.
+
+    undecided: there were enough values, and every comparison is open.
+    """
 
     claim: Claim
     decision: Decision

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from tests.seeds import replayed
 from torch import Tensor, fx
 from torch.func import grad
 
+from leaktight.attacks.optimizers import compile as compiling
 from leaktight.attacks.optimizers.compile import make_runnable
 from leaktight.core.rng import global_seed
 
@@ -57,6 +61,50 @@ def test_a_double_backward_computes_no_gradient_that_nobody_uses() -> None:
     assert backwards
     for node in backwards:
         assert sum(node.args[-1]) == len({user.args[1] for user in node.users})
+
+
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
+    """The graphs that are compiled from here on, which is only pretended."""
+    seen: list[fx.GraphModule] = []
+
+    def pretended(graph: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
+        seen.append(graph)
+        return graph
+
+    compiling._compiled.cache_clear()
+    monkeypatch.setattr(torch, "compile", pretended)
+    return seen
+
+
+def test_the_same_graph_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = compilations(monkeypatch)
+    ones, twos = torch.ones(3), torch.full((3,), 2.0)
+
+    def scaled(factor: float) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        return lambda x: (x * factor,)
+
+    first = make_runnable(scaled(2.0), [ones], "inductor", onednn=True)
+    again = make_runnable(scaled(2.0), [twos], "inductor", onednn=True)
+    assert len(seen) == 1
+    assert again(twos)[0].tolist() == [4.0, 4.0, 4.0]
+    assert first.backend == again.backend == "inductor"
+    assert make_runnable(scaled(3.0), [ones], "inductor", onednn=True)(ones)[0].tolist() == [3.0, 3.0, 3.0]
+    make_runnable(scaled(2.0), [torch.ones(4)], "inductor", onednn=True)
+    make_runnable(scaled(2.0), [ones], "inductor", onednn=False)
+    assert len(seen) == 4, "another factor, another shape, other convolutions"
+
+
+def test_graphs_with_other_fixed_tensors_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = compilations(monkeypatch)
+    x = torch.ones(2)
+
+    def times(values: list[float]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        return lambda x: (x * torch.tensor(values),)
+
+    for values in ([1.0, 2.0], [1.0, 3.0]):
+        found = make_runnable(times(values), [x], "inductor", onednn=True)
+        assert found(x)[0].tolist() == values
+    assert len(seen) == 2
 
 
 def test_random_numbers_are_drawn_twice_where_they_were() -> None:
