@@ -17,6 +17,7 @@ from tests.audits.scenes import small_experiment
 from torch import nn
 
 from leaktight.attacks.controls import MeanImage
+from leaktight.attacks.matching import spread
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.dlg import Dlg
 from leaktight.attacks.presets.idlg import IdlgAttack
@@ -49,6 +50,17 @@ class Told(Attack):
         return Reconstruction(
             guess, float("inf"), {"assumed": [str(shown), f"{float(next(iter(sent.values())).sum())}"]}
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Told):
+    """An attack that notes among how many victims it runs."""
+
+    kept: list[int]
+
+    def reconstruct(self, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None = None) -> Reconstruction:
+        self.kept.append(spread._VICTIMS.get())
+        return super().reconstruct(seen, rng=rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +100,7 @@ def test_a_trial_is_scored_illustrated_and_explained(tmp_path: Path) -> None:
     assert trial.loss is not None
     assert trial.first_loss is not None
     assert trial.loss < trial.first_loss
+    assert trial.backend == "eager"
     assert trial.update_changed is False
     assert trial.metrics == {name: MetricNote(leaks_when=METRICS[name].leaks_when) for name in trial.scores}
     assert trial.ledger == Ledger(
@@ -310,6 +323,19 @@ def test_victims_ranks_and_times_are_recorded(tmp_path: Path) -> None:
     assert 0 < one.client_seconds < one.seconds
     assert one.searches is True
     assert trials["none.mean_image.t000.r000"].rank is None
+
+
+@pytest.mark.parametrize(("changes", "victims"), [({}, 12), ({"against": "noise"}, 6), ({"undefended": True}, 6)])
+def test_an_attack_is_told_how_many_victims_share_what_it_compiles(
+    tmp_path: Path, changes: dict[str, Any], victims: int
+) -> None:
+    told: list[int] = []
+    experiment = small_experiment(tmp_path, "audit.attack_round=[0, 1, 2]")
+    experiment = with_attack(experiment, Counting(kept=told), **changes)
+    spec = experiment.trials[0]
+    assert sum(each.attack is spec.attack for each in experiment.trials) == victims
+    TrialRunner(experiment)(spec.id, print)
+    assert told == [victims]
 
 
 def test_the_examples_of_a_sum_are_all_compared_with_decoys(tmp_path: Path) -> None:

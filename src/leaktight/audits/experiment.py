@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -218,6 +218,7 @@ class TrialRunner:
             images=Pictures(truth=true, guess=guess, size=judged.size, count=judged.count),
             certificate=proof_of(found[0]),
             chosen=found[0].notes.get("chosen"),
+            backend=found[0].notes.get("backend"),
             oracle=oracle_of(found[0], truth, judged, metrics, device),
             **self._against_chance(spec, played, members, judged, found[0].labels),
         )
@@ -233,16 +234,14 @@ class TrialRunner:
         """
         attack, device = spec.attack.value, self.experiment.federation.setup.device
         rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
+        guess = partial(
+            reconstructed, attack, device=device, victims=self.experiment.victims_of(spec.attack), progress=progress
+        )
         if spec.attack.role == "attack":
-            return [reconstructed(attack, deepcopy(given), rng=rng, device=device, progress=progress)]
+            return [guess(deepcopy(given), rng=rng)]
         blind = [[without_update(each) for each in seen] for seen in deepcopy(given)]
         draws = attack.draws if isinstance(attack, Control) else 1
-        return [
-            reconstructed(
-                attack, blind, rng=rng.child("draw", number) if number else rng, device=device, progress=progress
-            )
-            for number in range(draws)
-        ]
+        return [guess(blind, rng=rng.child("draw", number) if number else rng) for number in range(draws)]
 
     def _against_chance(
         self, spec: TrialSpec, played: Played, members: Sequence[str], judged: Judged, read: Tensor | None

@@ -177,6 +177,11 @@ class Experiment:
     def by_id(self) -> dict[str, TrialSpec]:
         return {spec.id: spec for spec in self.trials}
 
+    def victims_of(self, attack: AttackEntry) -> int:
+        """The most trials that the run may need of an attack."""
+        met = sum(attack.meets(defense.name) for defense in self.defenses)
+        return self.settings.looks[-1] * len(self.rounds) * met
+
     def keyed(self, key: bytes) -> Experiment:
         """The experiment with this key for all secret randomness of clients."""
         return replace(self, federation=self.federation.keyed(key))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from leaktight.attacks.matching.spread import among
 from leaktight.audits.settings import AuditSettings
 from leaktight.core.devices import CPU, placed, returned, working_on
 from leaktight.core.errors import UsageError
@@ -69,16 +70,17 @@ def reconstructed(
     *,
     rng: Rng,
     device: torch.device = CPU,
+    victims: int = 1,
     progress: Progress | None = None,
 ) -> Reconstruction:
     """The guess of an attack; of several lists, all guesses as one, each with at most the disclosed number of examples.
 
     Losses of several guesses are averaged. device: where the attack runs; the guess is on the CPU. Attacks
-    need float64, which mps has not, and run on the CPU there. progress: told of a single guess; see
-    `Attack.reconstruct`.
+    need float64, which mps has not, and run on the CPU there. victims: those that the attack has in all, which share
+    what it compiles. progress: told of a single guess; see `Attack.reconstruct`.
     """
     device = CPU if device.type == "mps" else device
-    with working_on(device):
+    with working_on(device), among(victims):
         return returned(_joined(attack, placed(given, device), rng, progress), device)
 
 

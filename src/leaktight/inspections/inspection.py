@@ -198,6 +198,7 @@ class Inspection:
             ),
             certificate=proof_of(found),
             chosen=found.notes.get("chosen"),
+            backend=found.notes.get("backend"),
             oracle=oracle,
             **(self._against_chance(entry, judged, found) if judged else Chances()),
         )

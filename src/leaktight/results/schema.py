@@ -208,7 +208,8 @@ class TrialOutcome(Record):
     that accuracy for a guess without the update; blind_labels: the mean accuracy of such guesses. labels: those of the
     guess. first_loss, loss: of the attack's search at its start and end. update_changed: whether the defense changed
     the update. client_seconds: the time of the client's round. certificate: the attack's own proof, if it has one.
-    chosen: the attack of an ensemble whose guess was judged; oracle: the best of all its guesses.
+    chosen: the attack of an ensemble whose guess was judged; oracle: the best of all its guesses. backend: how the
+    search of that guess ran: eager, traced (fx) or compiled (inductor); None if there was none.
     """
 
     status: Literal["done", "failed"] = "done"
@@ -232,6 +233,7 @@ class TrialOutcome(Record):
     certificate: Proof | None = None
     chosen: str | None = None
     oracle: Oracle | None = None
+    backend: str | None = None
 
 
 class Trial(TrialHead, TrialOutcome):

@@ -12,6 +12,7 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.labels.rules import Given, Joint
+from leaktight.attacks.matching import attack as attack_module
 from leaktight.attacks.matching import spread
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import LayerCosine, SquaredError
@@ -152,6 +153,51 @@ def test_processes_and_turns_agree_to_the_last_bit(attack: Matching) -> None:
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="with Lbfgs"):
         Dlg(parallel="vmap")
+
+
+def test_a_search_is_compiled_where_all_victims_together_save_more_than_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attack = replace(SMOOTH, iterations=10_000, restarts=1)
+    evidence, longer = attack.evidence([victim(0)], rng=replayed(0)), replace(attack, iterations=100_000)
+    steps = attack.evidence([victim(0, local=LOCAL)], rng=replayed(0))
+    assert spread.layers_of(evidence) == 2
+    assert spread.layers_of(steps) == 8, "four local steps"
+
+    def chosen(attack: Matching, evidence: Evidence = evidence) -> Backend:
+        return spread.choose_backend(attack.workload, evidence, attack.backend)
+
+    monkeypatch.setattr(spread, "has_compiler", lambda: True)
+    assert chosen(attack) == "fx", "2 layers and 10 000 steps save 5 seconds; compiling takes 13"
+    assert chosen(longer) == "inductor"
+    assert chosen(replace(attack, restarts=10)) == "inductor"
+    with spread.among(5):
+        assert chosen(attack) == "fx"
+        with spread.among(10):
+            assert chosen(attack) == "inductor"
+        with spread.among(0):
+            assert chosen(longer) == "fx"
+        assert chosen(attack) == "fx"
+        assert chosen(replace(longer, backend="eager")) == "eager"
+    assert chosen(replace(attack, backend="inductor")) == "inductor"
+    monkeypatch.setattr(spread, "has_compiler", lambda: False)
+    assert chosen(longer) == "fx"
+
+
+def test_restarts_in_processes_run_as_the_search_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the audit said of its victims is not known in a new process, so the choice is made before."""
+    asked: list[Any] = []
+
+    def run_all(function: Any, jobs: Any, **options: Any) -> Any:
+        asked.extend(job.attack.backend for job in jobs)
+        raise InterruptedError
+
+    monkeypatch.setattr(spread, "has_compiler", lambda: True)
+    monkeypatch.setattr(attack_module, "run_all", run_all)
+    attack = replace(SMOOTH, iterations=10_000, parallel="processes")
+    with spread.among(10), pytest.raises(InterruptedError):
+        attack.reconstruct([victim(0)], rng=replayed(0))
+    assert asked == ["inductor", "inductor"]
 
 
 def test_the_way_follows_the_size_of_the_work() -> None:

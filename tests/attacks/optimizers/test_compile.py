@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
+import platformdirs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -105,6 +108,48 @@ def test_graphs_with_other_fixed_tensors_are_others(monkeypatch: pytest.MonkeyPa
         found = make_runnable(times(values), [x], "inductor", onednn=True)
         assert found(x)[0].tolist() == values
     assert len(seen) == 2
+
+
+def test_what_cannot_be_compiled_runs_traced_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: fx.GraphModule, dynamic: bool) -> Callable[..., object]:
+        def call(*tensors: Tensor) -> object:
+            raise RuntimeError("no such header\nand more")
+
+        return call
+
+    compiling._compiled.cache_clear()
+    monkeypatch.setattr(torch, "compile", broken)
+    x = torch.ones(2)
+    with pytest.warns(UserWarning, match=r"cannot be compiled and runs traced \(no such header\)"):
+        found = make_runnable(lambda x: (x * 5,), [x], "inductor", onednn=True)
+    assert found.backend == "fx"
+    assert found(x)[0].tolist() == [5.0, 5.0]
+
+
+def test_compilations_are_kept_in_the_users_cache_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations(monkeypatch)
+    x, name = torch.ones(2), "TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv(name, "/elsewhere")
+    make_runnable(lambda x: (x * 7,), [x], "inductor", onednn=True)
+    assert os.environ[name] == "/elsewhere"
+    monkeypatch.delenv(name)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda app: Path("/cache") / app)
+    make_runnable(lambda x: (x * 8,), [x], "inductor", onednn=True)
+    assert os.environ[name] == str(Path("/cache/leaktight/compiled"))
+
+
+def test_a_compiler_is_looked_for_by_the_name_in_the_environment_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not compiling.has_compiler()
+    own = tmp_path / "my-cxx"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    assert not compiling.has_compiler()
+    monkeypatch.setenv("CXX", "my-cxx")
+    assert compiling.has_compiler()
 
 
 def test_random_numbers_are_drawn_twice_where_they_were() -> None:

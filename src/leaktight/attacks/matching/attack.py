@@ -30,9 +30,9 @@ from leaktight.attacks.matching.orders import Order, candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
 from leaktight.attacks.matching.slopes import Slopes, with_slopes
 from leaktight.attacks.matching.sought import Pixels, Sought
-from leaktight.attacks.matching.spread import Parallel, Workload, choose, groups_of
+from leaktight.attacks.matching.spread import Parallel, Workload, choose, choose_backend, groups_of
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
-from leaktight.attacks.optimizers.compile import Backend
+from leaktight.attacks.optimizers.compile import BackendSetting
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings, Tree
 from leaktight.core.devices import device_of, moved
@@ -73,7 +73,8 @@ class Matching(Attack):
     slopes: the derivatives of the loss by the logits are those of the guess ("guessed"), or those that the gradient of
     the last layer shows where it shows them ("observed"; `slopes.py`).
     keep: return the "best" iterate by the attack's own loss, or the "last".
-    backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled).
+    backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled); "auto" compiles where the victims
+    of an audit together save more time than compiling takes.
     parallel: restarts as one traced function ("vmap"), in "processes", or one after another ("none"); "auto" takes vmap
     for small networks and processes for long searches on large ones.
     onednn: whether convolutions use oneDNN; None: a few timed iterations decide, so results may differ in the last bits
@@ -95,7 +96,7 @@ class Matching(Attack):
     consensus: float = 0.0
     slopes: Slopes = "guessed"
     keep: Literal["best", "last"] = "best"
-    backend: Backend = "fx"
+    backend: BackendSetting = "auto"
     precision: Literal["float32", "float64"] = "float32"
     parallel: Parallel = "auto"
     onednn: bool | None = None
@@ -181,7 +182,7 @@ class Matching(Attack):
         if len(likely) == 1:
             return likely[0]
         steps = max(1, self.iterations // SHORTER)
-        backend = "eager" if steps < WORTH_TRACING else self.backend
+        backend: BackendSetting = "eager" if steps < WORTH_TRACING or self.backend == "eager" else "fx"
         short = replace(self, iterations=steps, restarts=1, consensus=0.0, backend=backend)
         load = replace(short.workload, restarts=len(likely), abreast=False)
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
@@ -215,7 +216,8 @@ class Matching(Attack):
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         groups = groups_of(load, evidence, way)
-        jobs = [_Job(self, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
+        attack = replace(self, backend=choose_backend(load, evidence, self.backend))  # here: not known in processes
+        jobs = [_Job(attack, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
         return _joined(run_all(_run, jobs, workers=workers, on_message=_best_of_all(progress, len(jobs))))
 
     def problem(self, evidence: Evidence, rng: Rng, restarts: Sequence[int], *, together: bool) -> MatchingProblem:
@@ -229,7 +231,7 @@ class Matching(Attack):
                 stop_below=self.stop_below,
                 check_every=self.check_every,
                 report_every=self.progress_every,
-                backend=self.backend,
+                backend=choose_backend(self.workload, evidence, self.backend),
                 onednn=self.onednn,
                 together=together,
             ),

@@ -2,11 +2,13 @@
 
 The double backward of a convolution computes weight gradients that are not needed; a traced graph leaves them out.
 Parameters, targets and labels are inputs of the graph, so that victims of the same network share one compilation:
-in a process by the text of the graph, across processes and runs by the compiler's cache on disk.
+in a process by the text of the graph, across processes and runs by the compiler's cache, in the user's cache folder.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+import platformdirs
 import torch
 from torch import Tensor, fx
 from torch.func import functionalize
@@ -22,6 +25,8 @@ from torch.func import functionalize
 from leaktight.core.faults import raise_fault
 
 Backend: TypeAlias = Literal["eager", "fx", "inductor"]
+BackendSetting: TypeAlias = Literal["auto"] | Backend
+"""What a user may ask for; "auto": traced, or compiled where the work is worth it (`spread.choose_backend`)."""
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 _PASS_THROUGH = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
@@ -50,8 +55,9 @@ def make_runnable(
 ) -> Runnable:
     """Prepare `function` for tensors of the shapes of `example`, which is not changed.
 
-    A function that cannot be traced runs eagerly, with a warning that says why. Small convolutions are often faster
-    without oneDNN: with `onednn` None a few timed calls decide. The results of the two differ in the last bits.
+    A function that cannot be traced runs eagerly, and one that cannot be compiled runs traced, with a warning that says
+    why. Small convolutions are often faster without oneDNN: with `onednn` None a few timed calls decide. The results of
+    the two differ in the last bits.
     """
     inputs = [tensor.detach().clone() for tensor in example]  # tracing distinguishes inputs by identity
     if backend == "eager":
@@ -60,13 +66,28 @@ def make_runnable(
         graph = _traced(function, inputs)
     except Exception as error:  # tracing can fail with any kind of error
         raise_fault(error)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warnings.warn(f"this network cannot be traced and runs eagerly ({reason})", stacklevel=2)
+        warnings.warn(f"this network cannot be traced and runs eagerly ({_reason(error)})", stacklevel=2)
         return _choose(function, inputs, "eager", onednn)
     chosen = _choose(graph, inputs, "fx", onednn)
     if backend == "fx":
         return chosen
-    return Runnable(_compiled(_Text.of(graph, inputs), chosen.onednn), "inductor", chosen.onednn)
+    compiled = Runnable(_compiled(_Text.of(graph, inputs), chosen.onednn), "inductor", chosen.onednn)
+    try:
+        compiled(*inputs)  # this is when it compiles
+    except Exception as error:  # so can compiling
+        raise_fault(error)
+        warnings.warn(f"this network cannot be compiled and runs traced ({_reason(error)})", stacklevel=2)
+        return chosen
+    return compiled
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler, which compiled graphs need on a processor: that of CXX, or the usual ones."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,13 @@ class _Text:
 
 @lru_cache(maxsize=16)
 def _compiled(text: _Text, onednn: bool) -> Function:
-    """The compiled graph; it compiles at its first call, with oneDNN as `Runnable` sets it."""
+    """The compiled graph; it compiles at its first call, with oneDNN as `Runnable` sets it.
+
+    The compiler keeps its results where TORCHINDUCTOR_CACHE_DIR says, by default in the user's cache folder: the
+    compiler's own default, the temporary folder, is lost with the next start of the machine.
+    """
+    folder = platformdirs.user_cache_path("leaktight") / "compiled"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     compiled: Function = torch.compile(text.graph, dynamic=False)
     return compiled
 

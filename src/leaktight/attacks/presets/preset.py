@@ -16,7 +16,7 @@ from leaktight.attacks.labels.rules import rule_for
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.spread import Parallel
 from leaktight.attacks.matching.view import Matched, OneBatch, Simulation
-from leaktight.attacks.optimizers.compile import Backend
+from leaktight.attacks.optimizers.compile import BackendSetting
 from leaktight.core.protocols import Attack, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
@@ -33,7 +33,8 @@ class Preset(Attack):
     iterations: of each restart. restarts: independent starts; the one with the lowest loss is the answer.
     labels: how labels are found; None: the attack's own strategy.
     local: a change after several local steps is matched by simulating them ("simulate") or as one step ("one_batch").
-    backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled). precision: of the search.
+    backend: how an iteration is run, "eager", "fx" (traced) or "inductor" (compiled); "auto": compiled if worth it.
+    precision: of the search.
     parallel: restarts as one function ("vmap"), in "processes", or one after another ("none").
     onednn: whether convolutions use oneDNN; None: a few timed iterations decide.
     patience: stop when the loss has not fallen by 1 % in this many iterations; None: never.
@@ -44,7 +45,7 @@ class Preset(Attack):
     restarts: int = 1
     labels: LabelStrategy | None = None
     local: LocalMatch = "simulate"
-    backend: Backend = "fx"
+    backend: BackendSetting = "auto"
     precision: Literal["float32", "float64"] = "float32"
     parallel: Parallel = "auto"
     onednn: bool | None = None
