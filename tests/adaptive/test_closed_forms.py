@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from tests.seeds import replayed
 from torch import Tensor, nn
@@ -72,6 +74,23 @@ def test_a_batch_is_solved_with_its_slopes(penalty: float) -> None:
     assert found.misfit < 1e-5
     torch.testing.assert_close(found.features, features, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found.slopes, slopes, rtol=1e-3, atol=1e-4)
+
+
+def test_a_start_whose_decomposition_does_not_converge_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, _, features, _, labels = bottlenecked(3, 0.0)
+    least_squares, calls = scipy.optimize.least_squares, [0]
+
+    def fails_first(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return least_squares(*args, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "least_squares", fails_first)
+    found = head.solve(labels, rng=replayed(0))
+    assert calls[0] > 2
+    assert found is not None
+    torch.testing.assert_close(found.features, features, rtol=1e-3, atol=1e-4)
 
 
 def test_too_many_examples_are_not_solved() -> None:

@@ -140,12 +140,17 @@ def _least(residual: Callable[[Matrix], list[Matrix]], start: Callable[[int], Ma
     best, least = start(0), math.inf
     for place in range(starts):
         first = start(place)
-        found = least_squares(
-            lambda flat, shape=first.shape: np.concatenate([each.ravel() for each in residual(flat.reshape(shape))]),
-            first.ravel(),
-            x_scale="jac",
-            max_nfev=60,
-        )
+        try:
+            found = least_squares(
+                lambda flat, shape=first.shape: np.concatenate(
+                    [part.ravel() for part in residual(flat.reshape(shape))]
+                ),
+                first.ravel(),
+                x_scale="jac",
+                max_nfev=60,
+            )
+        except np.linalg.LinAlgError:  # LAPACK's decomposition of a Jacobian need not converge
+            continue
         if found.cost < least:
             best, least = np.asarray(found.x, dtype=np.float64).reshape(first.shape), float(found.cost)
         if math.sqrt(2 * least) < _SOLVED:

@@ -362,3 +362,6 @@ def test_agic_over_epochs_gives_the_first_epochs_examples(digits: Dataset) -> No
     ]
     with pytest.raises(UsageError, match="equally many updates"):
         attack.reconstruct(updates[:3], rng=replayed(0))
+    begun = replace(attack, iterations=1).reconstruct(updates, rng=replayed(0))
+    assert begun.first_loss == pytest.approx(begun.loss), "both are those of the joint searches"
+    assert found.first_loss == pytest.approx(begun.first_loss)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from statistics import fmean
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from leaktight.attacks.labels.rules import Given
-from leaktight.attacks.matching.attack import Matching
+from leaktight.attacks.matching.attack import Matching, MatchingResult
 from leaktight.attacks.matching.layer_weights import Weighting
 from leaktight.attacks.matching.objectives import LayerCosine
 from leaktight.attacks.matching.priors import TotalVariation
@@ -107,10 +107,15 @@ class Agic(Preset):
             self._jointly(attack, parts, rough, chain, rng=rng.child("joint", number), progress=progress)
             for number, chain in enumerate(chains)
         ]
-        guess = Batch(torch.stack([image for image, _, _ in results]), torch.stack([label for _, label, _ in results]))
-        loss = sum(each for _, _, each in results) / len(results)
-        notes = {"chains": chains, "updates_per_epoch": size}
-        return Reconstruction(guess, loss, notes, first_loss=rough[0][0].first_loss)
+        guesses = [found.guess for found in results]
+        guess = Batch(
+            torch.stack([each.inputs[0] for each in guesses]), torch.stack([each.targets[0] for each in guesses])
+        )
+        notes = {"chains": chains, "updates_per_epoch": size, "backend": results[0].search.backend}
+        begun = [attack.optimizer.first_loss(found.search.candidates) for found in results]
+        firsts = [each for each in begun if each is not None]
+        loss = fmean(found.search.best.loss for found in results)
+        return Reconstruction(guess, loss, notes, first_loss=fmean(firsts) if firsts else None)
 
     def _jointly(
         self,
@@ -121,8 +126,9 @@ class Agic(Preset):
         *,
         rng: Rng,
         progress: Progress | None,
-    ) -> tuple[Tensor, Tensor, float]:
-        """Reconstruct one example from all updates that it is part of, together with their other examples."""
+    ) -> MatchingResult:
+        """Reconstruct one example, the first of the result, from all updates that it is part of, together with their
+        other examples."""
         views = []
         labels = [rough[0][chain[0].update].guess.targets[chain[0].example]]
         for epoch, place in enumerate(chain):
@@ -138,8 +144,7 @@ class Agic(Preset):
             views.append((1.0 if epoch == 0 else self.later_weight, view, tuple(members)))
         first = parts[0][0]
         evidence = Evidence(views, torch.stack(labels), len(labels), first.inputs.shape, first.num_classes)
-        found = attack.search(evidence, rng=rng, progress=progress)
-        return found.guess.inputs[0], found.guess.targets[0], found.search.best.loss
+        return attack.search(evidence, rng=rng, progress=progress)
 
 
 @dataclass(frozen=True)
