@@ -13,16 +13,18 @@ import torch.nn.functional as F
 from leaktight.core.errors import LeaktightError, MachineError, NotDisclosedError, RoundFailedError, UsageError
 from leaktight.core.protocols import Defense, Report, Step
 from leaktight.core.rng import Rng
-from leaktight.core.tensors import buffers_of, digest, parameters_of
+from leaktight.core.tensors import buffers_of, digest, num_bytes, parameters_of
 from leaktight.core.threat import Knowledge, ThreatModel, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params, RoundTrace, State
+from leaktight.engines import inprocess
 from leaktight.engines.inprocess import run
 from leaktight.fl import accept
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
+from leaktight.runtime.sharing import in_file
 
 MakeFederation = Callable[..., Federation]
 
@@ -40,6 +42,27 @@ def test_one_process_and_many_give_the_same_bits(make_federation: MakeFederation
     assert digest(whole(one)) == digest(whole(many))
     assert [outcome.score for outcome in alone] == [outcome.score for outcome in shared]
     assert digest(whole(one)) != digest(whole(federation.first_state()))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_updates_that_are_kept_in_files_give_the_same_bits(
+    make_federation: MakeFederation, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    federation = make_federation(aggregator=ServerAdam())
+    held = run(federation, workers=1)
+    kept: list[Params] = []
+
+    def counted(tensors: Params) -> Params:
+        kept.append(tensors)
+        return in_file(tensors)
+
+    monkeypatch.setattr(inprocess, "in_file", counted)
+    assert digest(whole(run(federation, workers=workers))) == digest(whole(held))
+    assert not kept, "a small federation stays in memory"
+    drawn = federation.plan.per_round or len(federation.shares)
+    monkeypatch.setattr(inprocess, "MOST_HELD", drawn * num_bytes(federation.first_state().server.params) - 1)
+    assert digest(whole(run(federation, workers=workers))) == digest(whole(held))
+    assert len(kept) == drawn * federation.plan.rounds
 
 
 def test_stopping_and_going_on_gives_the_same_bits(make_federation: MakeFederation) -> None:

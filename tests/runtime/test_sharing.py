@@ -18,6 +18,7 @@ from leaktight.core.types import Broadcast, Examples
 from leaktight.runtime import processes
 from leaktight.runtime.executor import in_order
 from leaktight.runtime.processes import Processes
+from leaktight.runtime.sharing import in_file
 
 PROJECT = Path(__file__).parents[2]
 SCRIPT = """
@@ -104,3 +105,35 @@ def test_a_shm_without_room_for_a_lock_is_a_clear_error(with_small_shm: Callable
     assert told == (
         "cannot start worker processes: No space left on device; free space in /dev/shm, or use --workers 0"
     )
+
+
+def test_tensors_in_a_file_are_the_same_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tensors = {
+        "b": torch.arange(7, dtype=torch.int64),
+        "a": torch.rand(3, 5, dtype=torch.float64).T,
+        "none": torch.empty(0, 2),
+        "one": torch.tensor(2.5),
+        "few": torch.tensor([True, False, True]),
+    }
+    found = in_file(tensors)
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert not list(tmp_path.iterdir())
+    assert in_file({}) == {}
+    assert in_file({"none": torch.empty(0)})["none"].shape == (0,)
+    found["one"] += 1  # as one may with any tensor
+    assert float(found["one"]) == 3.5
+
+
+def test_a_full_disk_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(
+        MachineError, match=r"cannot keep 400 bytes of an update in .* \(No space left on device\).*per_round"
+    ):
+        in_file({"w": torch.ones(100)})

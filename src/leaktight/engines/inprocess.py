@@ -20,6 +20,7 @@ from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.fl.state import ClientState
 from leaktight.runtime.executor import Tell, Workers, in_order
 from leaktight.runtime.processes import on_this_machine, one_thread
+from leaktight.runtime.sharing import in_file
 
 Reports: TypeAlias = Mapping[str, Mapping[str, float]]
 """Figures that clients measured in a round, by client and name. They are not part of any message."""
@@ -30,6 +31,8 @@ OnReports: TypeAlias = Callable[[Reports], None]
 SCORE_CHUNK = 1000
 LARGE_QUESTION = 1 << 20
 """Bytes in a question's tensors from which on workers share them, as they do models; small ones travel with the job."""
+MOST_HELD = 1 << 30
+"""Bytes of a round's updates that are held in memory; those of more are kept in files until they are combined."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,8 @@ class Carrier:
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
         names = sorted(requests)
         jobs = [ClientJob(name, requests[name], self.states.get(name), self.recording) for name in names]
-        done = self.workers.run(jobs, shared=_shared(requests))
+        keep = _in_file if _update_bytes(requests) > MOST_HELD else _as_it_is
+        done = ((place, keep(result)) for place, result in self.workers.run(jobs, shared=_shared(requests)))
         results = dict(zip(names, in_order(done, lambda place, result: self.after_client()), strict=True))
         if any(isinstance(request, Train) for request in requests.values()):
             trained = {name: result for name, result in results.items() if isinstance(result.reply, Trained)}
@@ -177,6 +181,23 @@ def _shared(requests: Mapping[str, Request]) -> list[object]:
     sent = [each.question.payload if isinstance(each, Ask) else each.broadcast for each in requests.values()]
     distinct = {id(value): value for value in sent}.values()
     return [value for value in distinct if isinstance(value, Broadcast) or _is_large(value)]
+
+
+def _update_bytes(requests: Mapping[str, Request]) -> int:
+    """About the size of all updates that were asked for: that of the models sent."""
+    return sum(num_bytes(each.broadcast.params) for each in requests.values() if isinstance(each, Train))
+
+
+def _as_it_is(result: JobDone) -> JobDone:
+    return result
+
+
+def _in_file(result: JobDone) -> JobDone:
+    """The same, with the tensors of an update in a file."""
+    if not isinstance(result.reply, Trained):
+        return result
+    update = result.reply.update
+    return replace(result, reply=Trained(replace(update, tensors=in_file(update.tensors))))
 
 
 def _is_large(payload: State) -> bool:

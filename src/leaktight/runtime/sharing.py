@@ -1,7 +1,7 @@
 """Values sent between the main process and its workers: pickled by value, large shared ones in shared memory.
 
-Where shared memory is too small (64 MB of /dev/shm in many containers), they are in temporary files that have no name,
-so that nothing is left of them whatever happens.
+What would not fit in memory is kept in files (`in_file`). Where shared memory is too small (64 MB of /dev/shm in many
+containers), so is what is shared. Files have no name, so that nothing is left of them whatever happens.
 
 Only processes of one run read these bytes; messages between server and remote clients are those of `fl.messages`.
 """
@@ -13,23 +13,24 @@ import mmap
 import os
 import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from leaktight.core.errors import MachineError
 from leaktight.core.faults import remedy
-from leaktight.core.types import Examples
+from leaktight.core.types import Examples, Params
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 _LARGE = 1 << 24  # bytes of a ciphertext that is not copied
+_ALIGNED = 64  # bytes; the widest registers read from multiples of it
 _FOR_LOCKS = 1 << 20
 """Bytes of shared memory that data leave free."""
 
@@ -77,12 +78,10 @@ class InFile:
     """A tensor in a file without a name. Another process receives it as a tensor, which is read where it is needed."""
 
     def __init__(self, tensor: Tensor) -> None:
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = _bytes(tensor)
         self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
         try:
-            self.file = tempfile.TemporaryFile(prefix="leaktight-")  # noqa: SIM115 (open as long as this value lives)
-            self.file.write(data.data)
-            self.file.flush()
+            self.file = _written([data])
         except OSError as error:
             raise MachineError(
                 f"cannot share {len(data):,} bytes with worker processes: shared memory is too small, and so is "
@@ -91,6 +90,47 @@ class InFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _mapped, (reduction.DupFd(self.file.fileno()), self.dtype, self.shape)
+
+
+def in_file(tensors: Params) -> dict[str, Tensor]:
+    """These tensors in a file without a name. They are read where they are needed, and the system may forget them in
+    between, so that they take no memory that anything else needs."""
+    parts = [_bytes(tensor) for tensor in tensors.values()]
+    gaps = [bytes(-len(part) % _ALIGNED) for part in parts]
+    try:
+        with _written([piece for pair in zip(parts, gaps, strict=True) for piece in pair]) as file:
+            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if file.tell() else bytearray()
+    except OSError as error:
+        total = sum(map(len, parts))
+        raise MachineError(
+            f"cannot keep {total:,} bytes of an update in {tempfile.gettempdir()} ({error.strerror}); {remedy(error)} "
+            "(TMPDIR), or draw fewer clients in each round (federation.per_round)"
+        ) from error
+    found, start = {}, 0
+    for (name, tensor), part, gap in zip(tensors.items(), parts, gaps, strict=True):
+        if len(part):
+            flat = torch.frombuffer(view, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+            found[name] = flat.reshape(tensor.shape)
+        else:
+            found[name] = tensor
+        start += len(part) + len(gap)
+    return found
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _written(parts: Iterable[Buffer]) -> IO[bytes]:
+    """A file without a name that holds these bytes; it is gone when it is closed."""
+    file = tempfile.TemporaryFile(prefix="leaktight-")  # noqa: SIM115 (the caller closes it)
+    try:
+        file.writelines(parts)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _mapped(handle: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
