@@ -18,6 +18,7 @@ from bench import (
     faults,
     flower,
     guard,
+    large,
     robust,
     secret,
     startup,
@@ -31,6 +32,7 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
     "encryption": encryption.main,
     "secret": lambda plots: secret.main(),
     "startup": lambda plots: startup.main(),
+    "large": lambda plots: large.main(),
 }
 
 OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -23,6 +24,8 @@ from leaktight.core.training import LocalTraining
 from leaktight.core.types import Batch, Broadcast, Observation, Update, UpdateKind
 from leaktight.fl.local import Trainer, local_update
 from leaktight.models.initialise import build_model
+
+T = TypeVar("T")
 
 COLOUR = Images(3, 32, 32)
 
@@ -85,14 +88,20 @@ def per_iteration(attack: Matching, seen: Observation, iterations: int) -> float
     return against(attack, seen, stretch, lambda: None)[0] / stretch
 
 
+def alone(work: Callable[..., T], *args: object) -> T:
+    """The result of a function of a module, in a process of its own with one thread."""
+    with ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        return pool.submit(work, *args).result()
+
+
 def peak_memory(work: Callable[..., None], *args: object) -> tuple[float, float]:
     """The most memory, in MB, that a process of its own held before and after `work`, a function of a module."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_weigh, work, args).result()
+    return alone(_weigh, work, args)
 
 
 def _weigh(work: Callable[..., None], args: tuple[object, ...]) -> tuple[float, float]:
-    torch.set_num_threads(1)
     before = _most_memory()
     work(*args)
     return before, _most_memory()

@@ -116,7 +116,7 @@ def test_the_built_in_audit_has_a_production_track_of_ordinary_training() -> Non
     assert (production.init, config.production.model.mode) == ("default", "train")
     size = min(production.federation.sizes.values())
     assert production.attacked.num_steps(size) == 10
-    assert experiment.federation.dataset is production.federation.dataset, "the data are loaded once"
+    assert experiment.federation.dataset.test is production.federation.dataset.test, "the data are loaded once"
     fact = production_fact(config.production, production)
     assert "weights: default, train mode" in fact
     assert "attacked rounds: 12; by agic on no defense; victims: 5, and 20 where they do not decide" in fact

@@ -18,13 +18,13 @@ from leaktight.core.threat import Knowledge, ThreatModel, require
 from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params, RoundTrace, State
 from leaktight.engines import inprocess
-from leaktight.engines.inprocess import run
+from leaktight.engines.inprocess import RoundWork, run
 from leaktight.fl import accept
 from leaktight.fl.aggregators import FedAvg, FedSgd, ServerAdam
 from leaktight.fl.federation import Federation, FederationState
 from leaktight.fl.plan import FederationPlan
 from leaktight.fl.protocol import RoundOutcome
-from leaktight.runtime.sharing import in_file
+from leaktight.runtime.sharing import in_file, without_examples
 
 MakeFederation = Callable[..., Federation]
 
@@ -42,6 +42,13 @@ def test_one_process_and_many_give_the_same_bits(make_federation: MakeFederation
     assert digest(whole(one)) == digest(whole(many))
     assert [outcome.score for outcome in alone] == [outcome.score for outcome in shared]
     assert digest(whole(one)) != digest(whole(federation.first_state()))
+
+
+def test_workers_are_given_the_examples_once(make_federation: MakeFederation) -> None:
+    federation = make_federation()
+    _, parts = without_examples(RoundWork(federation))
+    assert len(parts) == 2, "those of the clients, and those of the server's test"
+    assert len(federation.examples) == max(share.stop for share in federation.shares.values())
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -201,7 +201,7 @@ def rehearsing(processes: int, preload: Sequence[str]) -> Iterator[Notes]:
 
 def _peak(experiment: Experiment, items: Sequence[Item]) -> int:
     federation = experiment.federation
-    costs = bytes_of(federation.trainer, federation.dataset.train.batch(slice(0, 4)))
+    costs = bytes_of(federation.trainer, federation.examples.batch(slice(0, 4)))
     own = [item for item in items if item.track == experiment.track]
     return max((search_bytes(item.entry.value, item.load, costs) for item in own), default=0)
 
@@ -347,4 +347,4 @@ def crude_training(federation: Federation, rounds: int) -> float:
 
 
 def _step(federation: Federation) -> float:
-    return seconds_of_example(federation.trainer, federation.dataset.train.batch(slice(0, 2)))
+    return seconds_of_example(federation.trainer, federation.examples.batch(slice(0, 2)))

@@ -155,7 +155,7 @@ class Rehearsal:
     @classmethod
     def of(cls, experiment: Experiment) -> Rehearsal:
         federation = experiment.federation
-        seconds = seconds_of_example(federation.trainer, federation.dataset.train.batch(slice(0, 2)))
+        seconds = seconds_of_example(federation.trainer, federation.examples.batch(slice(0, 2)))
         local = shrunk(experiment.attacked, max(federation.sizes.values()), seconds)
         settings = replace(experiment.settings, trials=1)
         return cls(experiment, replace(experiment, attacked=local, settings=settings))

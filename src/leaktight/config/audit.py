@@ -271,7 +271,7 @@ def federation_facts(config: Config, federation: Federation) -> dict[str, Any]:
     """Facts about data, network and clients, for readers."""
     parameters = sum(tensor.numel() for tensor in federation.trainer.model.parameters())
     return {
-        "data": f"{federation.dataset.name}: {len(federation.dataset.train)} training examples, "
+        "data": f"{federation.dataset.name}: {len(federation.examples)} training examples, "
         f"{' x '.join(map(str, federation.dataset.inputs.shape))}, {federation.dataset.num_classes} classes"
         + (f"; {federation.dataset.note}" if federation.dataset.note else ""),
         "model": f"{kind_of(config.model.source) or 'own model'}, {parameters} parameters, "

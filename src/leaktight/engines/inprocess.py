@@ -19,6 +19,7 @@ from leaktight.fl.messages import Ask, Declined, Evaluated, Failed, Outcome, Rep
 from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.fl.state import ClientState
 from leaktight.runtime.executor import Tell, Workers, in_order
+from leaktight.runtime.memory import give_back
 from leaktight.runtime.processes import on_this_machine, one_thread
 from leaktight.runtime.sharing import in_file
 
@@ -193,11 +194,13 @@ def _as_it_is(result: JobDone) -> JobDone:
 
 
 def _in_file(result: JobDone) -> JobDone:
-    """The same, with the tensors of an update in a file."""
+    """The same, with the tensors of an update in a file, and nothing left of the memory that they had."""
     if not isinstance(result.reply, Trained):
         return result
     update = result.reply.update
-    return replace(result, reply=Trained(replace(update, tensors=in_file(update.tensors))))
+    kept = replace(result, reply=Trained(replace(update, tensors=in_file(update.tensors))))
+    give_back()
+    return kept
 
 
 def _is_large(payload: State) -> bool:

@@ -41,12 +41,12 @@ class Share(NamedTuple):
 class Federation:
     """A server and its clients, before or between rounds.
 
-    examples: those of all clients, ordered by client, so that worker processes can share them. shares: by client.
-    setup: shared by server and clients. consent: the clients' own limits. drawn, network: see `Server`.
+    dataset: its training examples are those of all clients, ordered by client, so that worker processes can share them.
+    shares: where each client's lie. setup: shared by server and clients. consent: the clients' own limits.
+    drawn, network: see `Server`.
     """
 
     dataset: Dataset
-    examples: Examples
     shares: Mapping[str, Share]
     setup: Setup
     plan: FederationPlan
@@ -58,6 +58,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         _ = self.server  # building it checks that all settings fit
+
+    @property
+    def examples(self) -> Examples:
+        """Those of all clients."""
+        return self.dataset.train
 
     @property
     def trainer(self) -> Trainer:
@@ -124,6 +129,10 @@ class Federation:
         """The same federation with this key as the root of all secret random streams."""
         return replace(self, rng=self.rng.keyed(key))
 
+    def with_examples(self, examples: Examples) -> Federation:
+        """The same federation with other examples of its clients, in the same order."""
+        return replace(self, dataset=replace(self.dataset, train=examples))
+
     def with_defense(self, defense: Defense) -> Federation:
         """An undefended federation with a defense; all else, including the random streams, is the same."""
         require_inputs(type(defense).__name__, defense.takes, self.dataset.inputs)
@@ -173,7 +182,10 @@ def assemble(
     device: torch.device = CPU,
     rng: Rng,
 ) -> Federation:
-    """Build a federation: give every client its examples, and prepare the model with the defense."""
+    """Build a federation: give every client its examples, and prepare the model with the defense.
+
+    The data set of the federation has the clients' examples, in their order, and not those of `dataset` once more.
+    """
     shares: dict[str, Share] = {}
     order: list[Tensor] = []
     start = 0
@@ -182,9 +194,10 @@ def assemble(
         shares[name] = Share(start, validation, validation + len(holding.validation))
         order += [holding.train, holding.validation]
         start = shares[name].stop
+    places = torch.cat(order)
+    groups = None if dataset.groups is None else dataset.groups[places]
     undefended = Federation(
-        dataset=dataset,
-        examples=dataset.train.take(torch.cat(order)),
+        dataset=replace(dataset, train=dataset.train.take(places), groups=groups),
         shares=shares,
         setup=Setup(Trainer(model, local, dataset.task, mode=mode), aggregator, device),
         plan=plan,

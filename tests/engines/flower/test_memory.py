@@ -199,7 +199,7 @@ def test_the_same_request_gets_the_same_bytes_and_no_work(
 
 
 def other_data(federation: Federation) -> Federation:
-    return replace(federation, examples=replace(federation.examples, inputs=255 - federation.examples.inputs))
+    return federation.with_examples(replace(federation.examples, inputs=255 - federation.examples.inputs))
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def with_poison(federation: Federation, rng: Rng) -> Federation:
     targets = federation.examples.targets.clone()
     order = torch.randperm(share.stop - share.start, generator=rng.public())
     targets[share.start : share.stop] = targets[share.start : share.stop][order]
-    return replace(federation, examples=Examples(federation.examples.inputs, targets))
+    return federation.with_examples(Examples(federation.examples.inputs, targets))
 
 
 def sources(settings: Sequence[str]) -> Values:
