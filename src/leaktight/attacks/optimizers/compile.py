@@ -71,14 +71,17 @@ def make_runnable(
     chosen = _choose(graph, inputs, "fx", onednn)
     if backend == "fx":
         return chosen
-    compiled = Runnable(_compiled(_Text.of(graph, inputs), chosen.onednn), "inductor", chosen.onednn)
+    compilation = _compiled(_Text.of(graph, inputs), chosen.onednn)
+    compiled = Runnable(compilation.function, "inductor", chosen.onednn)
     try:
-        compiled(*inputs)  # this is when it compiles
+        if compilation.failed is None:
+            compiled(*inputs)  # this is when it compiles
+            return compiled
     except Exception as error:  # so can compiling
         raise_fault(error)
-        warnings.warn(f"this network cannot be compiled and runs traced ({_reason(error)})", stacklevel=2)
-        return chosen
-    return compiled
+        compilation.failed = _reason(error)
+    warnings.warn(f"this network cannot be compiled and runs traced ({compilation.failed})", stacklevel=2)
+    return chosen
 
 
 def has_compiler() -> bool:
@@ -111,8 +114,16 @@ class _Text:
         )
 
 
+@dataclass
+class _Compilation:
+    """function: it compiles at its first call. failed: why it cannot be compiled, so that nobody tries again."""
+
+    function: Function
+    failed: str | None = None
+
+
 @lru_cache(maxsize=16)
-def _compiled(text: _Text, onednn: bool) -> Function:
+def _compiled(text: _Text, onednn: bool) -> _Compilation:
     """The compiled graph; it compiles at its first call, with oneDNN as `Runnable` sets it.
 
     The compiler keeps its results where TORCHINDUCTOR_CACHE_DIR says, by default in the user's cache folder: the
@@ -120,8 +131,7 @@ def _compiled(text: _Text, onednn: bool) -> Function:
     """
     folder = platformdirs.user_cache_path("leaktight") / "compiled"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    compiled: Function = torch.compile(text.graph, dynamic=False)
-    return compiled
+    return _Compilation(torch.compile(text.graph, dynamic=False))
 
 
 def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
