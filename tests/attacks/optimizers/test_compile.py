@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from tests.seeds import replayed
 from torch import Tensor, fx
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.func import grad
 
 from leaktight.attacks.optimizers import compile as compiling
@@ -79,12 +80,13 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     return seen
 
 
+def scaled(factor: float) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    return lambda x: (x * factor,)
+
+
 def test_the_same_graph_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = compilations(monkeypatch)
     ones, twos = torch.ones(3), torch.full((3,), 2.0)
-
-    def scaled(factor: float) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        return lambda x: (x * factor,)
 
     first = make_runnable(scaled(2.0), [ones], "inductor", onednn=True)
     again = make_runnable(scaled(2.0), [twos], "inductor", onednn=True)
@@ -124,7 +126,7 @@ def test_what_cannot_be_compiled_runs_traced_and_says_why(monkeypatch: pytest.Mo
     x = torch.ones(2)
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"cannot be compiled and runs traced \(no such header\)"):
-            found = make_runnable(lambda x: (x * 5,), [x], "inductor", onednn=True)
+            found = make_runnable(scaled(5), [x], "inductor", onednn=True)
         assert found.backend == "fx"
         assert found(x)[0].tolist() == [5.0, 5.0]
     assert len(tried) == 1, "once a process"
@@ -134,12 +136,13 @@ def test_compilations_are_kept_in_the_users_cache_unless_told_otherwise(monkeypa
     compilations(monkeypatch)
     x, name = torch.ones(2), "TORCHINDUCTOR_CACHE_DIR"
     monkeypatch.setenv(name, "/elsewhere")
-    make_runnable(lambda x: (x * 7,), [x], "inductor", onednn=True)
+    make_runnable(scaled(7), [x], "inductor", onednn=True)
     assert os.environ[name] == "/elsewhere"
-    monkeypatch.delenv(name)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda app: Path("/cache") / app)
-    make_runnable(lambda x: (x * 8,), [x], "inductor", onednn=True)
-    assert os.environ[name] == str(Path("/cache/leaktight/compiled"))
+    for factor, before in enumerate((None, default_cache_dir()), 8):
+        monkeypatch.delenv(name) if before is None else monkeypatch.setenv(name, before)
+        make_runnable(scaled(factor), [x], "inductor", onednn=True)
+        assert os.environ[name] == str(Path("/cache/leaktight/compiled"))
 
 
 def test_a_compiler_is_looked_for_by_the_name_in_the_environment_first(

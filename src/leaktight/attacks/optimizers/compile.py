@@ -30,6 +30,7 @@ BackendSetting: TypeAlias = Literal["auto"] | Backend
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 _PASS_THROUGH = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _TRIALS = 3
 _CLEARLY_FASTER = 1.2
 
@@ -129,8 +130,11 @@ def _compiled(text: _Text, onednn: bool) -> _Compilation:
     The compiler keeps its results where TORCHINDUCTOR_CACHE_DIR says, by default in the user's cache folder: the
     compiler's own default, the temporary folder, is lost with the next start of the machine.
     """
-    folder = platformdirs.user_cache_path("leaktight") / "compiled"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    # Imported here because it is slow to import, and then sets the variable to its own default.
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get(_CACHE) in (None, default_cache_dir()):
+        os.environ[_CACHE] = str(platformdirs.user_cache_path("leaktight") / "compiled")
     return _Compilation(torch.compile(text.graph, dynamic=False))
 
 
