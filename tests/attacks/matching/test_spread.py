@@ -180,6 +180,8 @@ def test_a_search_is_compiled_where_all_victims_together_save_more_than_it_takes
         assert chosen(attack) == "fx"
         assert chosen(replace(longer, backend="eager")) == "eager"
     assert chosen(replace(attack, backend="inductor")) == "inductor"
+    monkeypatch.setattr(spread, "_MOST_LAYERS", 7)
+    assert (chosen(longer, steps), chosen(longer)) == ("fx", "inductor"), "a long graph"
     monkeypatch.setattr(spread, "has_compiler", lambda: False)
     assert chosen(longer) == "fx"
 

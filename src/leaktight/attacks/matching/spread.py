@@ -32,6 +32,7 @@ _WORTH_SECONDS = 10.0  # starting processes takes some seconds
 # Measured on one core, from LeNet (four layers) to ResNet-20: a compiled step saves a quarter of a millisecond and more
 # for each layer, and compiling takes 10 seconds and 1.5 more for each layer; longer if two workers do it at once.
 _SAVED_PER_LAYER, _COMPILING, _COMPILING_PER_LAYER, _WORTH_COMPILING = 2.5e-4, 10.0, 1.5, 2.0
+_MOST_LAYERS = 100  # what compiling more takes was not measured: many simulated steps make long graphs
 
 _VICTIMS: ContextVar[int] = ContextVar("victims", default=1)
 
@@ -90,6 +91,8 @@ def choose_backend(load: Workload, evidence: Evidence, backend: BackendSetting) 
     if evidence.device.type != "cpu" or not has_compiler():
         return "fx"
     layers = layers_of(evidence)
+    if layers > _MOST_LAYERS:
+        return "fx"
     saved = _VICTIMS.get() * load.restarts * load.steps * layers * _SAVED_PER_LAYER
     return "inductor" if saved > _WORTH_COMPILING * (_COMPILING + _COMPILING_PER_LAYER * layers) else "fx"
 
