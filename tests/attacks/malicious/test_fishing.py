@@ -136,6 +136,23 @@ def test_one_feature_separates_images_of_one_class(digits: Dataset) -> None:
     assert cosine(one.update.tensors, sending[0]) > 0.999
 
 
+def test_a_class_whose_gradient_is_withheld_ends_the_queries_and_not_the_attack(digits: Dataset) -> None:
+    """As pruning may: the bias of the wanted class need not be among the largest."""
+    attack = Fishing(target=TARGET, strategy="feature", iterations=2, backend="eager")
+    made = pond(digits, "lenet_zhu", "eval", wanted=2, others=6)
+    _, seen = made.play(attack)
+    assert len(seen) > 2
+    bias = "classifier.bias"
+    pruned = seen[1].update.tensors[bias].clone()
+    pruned[TARGET] = 0
+    update = replace(seen[1].update, tensors={**seen[1].update.tensors, bias: pruned})
+    short = [seen[0], replace(seen[1], update=update)]
+    assert attack.tamper(seen[0].broadcast, short, rng=replayed(0)) is None
+    found = attack.reconstruct(short, rng=replayed(0))
+    assert found.notes["queries"] == 2
+    assert found.guess.targets.tolist() == [TARGET]
+
+
 def test_the_last_layer_moves_by_its_strength_and_nothing_else_does(digits: Dataset) -> None:
     whole, half = (pond(digits, "lenet_zhu", "eval").play(Fishing(target=TARGET, strength=s))[1] for s in (1.0, 0.5))
     honest = whole[0].broadcast.params
@@ -175,6 +192,9 @@ def test_it_says_what_it_lacks(digits: Dataset) -> None:
         replace(blind, federation=replace(blind.federation, setup=uncounted)).play(Fishing())
     with pytest.raises(UsageError, match="target below 10, got 11"):
         pond(digits, "lenet_zhu", "eval").play(Fishing(target=11))
+    truth, (first, *_) = pond(digits, "lenet_zhu", "eval", wanted=0).play(Fishing())
+    with pytest.raises(UsageError, match="an example of class 3 in the batch, got none"):
+        Fishing(target=TARGET).tamper(first.broadcast, [replace(first, labels=truth.targets)], rng=replayed(0))
     headless = nn.Sequential(nn.Flatten(), nn.Linear(256, 10, bias=False))
     with pytest.raises(ModelError, match="a bias in the last layer '1'"):
         scene(digits, headless, batch=8).play(Fishing(target=1, labels=Wainakh()))

@@ -104,6 +104,8 @@ class Fishing(Preset, ActiveAttack):
             return None
         if len(seen) == 1:
             return self._changed(broadcast, seen[0], target)
+        if any(not bool(head_gradient(each).needed_bias()[target]) for each in seen[1:]):
+            return None  # a defense withheld it; features cannot be told without
         feature = int(caught(seen[1], target).features.argmax())
         thresholds = [float(caught(each, target).features[feature]) for each in seen[1:]]
         lost = not abs(self.feature_weight * thresholds[-1]) < _LARGEST
@@ -124,6 +126,8 @@ class Fishing(Preset, ActiveAttack):
             target = int(torch.where(counts > 0, counts, len(labels) + 1).argmin())
         if not 0 <= target < seen.num_classes:
             raise UsageError(f"expected target below {seen.num_classes}, got {target}")
+        if seen.labels is not None and not counts[target]:
+            raise UsageError(f"expected an example of class {target} in the batch, got none; choose another target")
         chosen: Strategy = "class" if counts[target] <= 1 else "feature"
         return target, chosen if self.strategy == "auto" else self.strategy
 
@@ -171,9 +175,7 @@ class Fishing(Preset, ActiveAttack):
 
 
 def caught(seen: Observation, target: int) -> Catch:
-    """The mean features of the target class, from the last layer's gradient."""
+    """The mean features of the target class, from the last layer's gradient, whose bias there is not 0."""
     head = head_gradient(seen)
     weight, bias = head.needed_weight()[target], head.needed_bias()[target]
-    if not bool(bias):
-        raise UsageError(f"expected a gradient of class {target}, got zero: no example has it, or it was withheld")
     return Catch(weight / bias, -float(bias) * (seen.batch_size or 1))
