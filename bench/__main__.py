@@ -19,6 +19,7 @@ from bench import (
     flower,
     guard,
     large,
+    quality,
     robust,
     secret,
     startup,
@@ -39,6 +40,7 @@ OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {
     "adaptive": adaptive.main,
     "faults": faults.main,
     "guard": guard.main,
+    "quality": quality.main,
     "robust": robust.main,
 }
 """Campaigns with arguments of their own, which are not part of all."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation
@@ -55,12 +55,31 @@ def eager_loop(seen: Observation, iterations: int) -> Loop:
 
 def breaching_loop(seen: Observation, iterations: int) -> Loop:
     """The same by the package breaching (`has_breaching`), through its own interface."""
+    channels = seen.inputs.shape[0]
+    return breaching_attack(seen.model, seen, [0.0] * channels, [1.0] * channels, iterations=iterations)
+
+
+def breaching_attack(
+    model: nn.Module,
+    seen: Observation,
+    mean: Sequence[float],
+    std: Sequence[float],
+    look: Callable[[Tensor], None] | None = None,
+    iterations: int | None = None,
+) -> Loop:
+    """Inverting Gradients of breaching, with its own settings.
+
+    model: the network for inputs that are already normalised. look: called with the images of every iteration.
+    """
     breaching: Any = importlib.import_module("breaching")
+    changes = [] if iterations is None else [f"optim.max_iterations={iterations}"]
     with contextlib.redirect_stdout(io.StringIO()):
-        settings = breaching.get_attack_config("invertinggradients", overrides=[f"optim.max_iterations={iterations}"])
-    attacker = breaching.attacks.prepare_attack(seen.model, nn.CrossEntropyLoss(), settings)
-    shape = seen.inputs.shape
-    about = SimpleNamespace(shape=shape, mean=[0.0] * shape[0], std=[1.0] * shape[0], modality="vision")
+        settings = breaching.get_attack_config("invertinggradients", overrides=changes)
+    attacker = breaching.attacks.prepare_attack(model, nn.CrossEntropyLoss(), settings)
+    if look is not None:
+        scale, shift = (torch.tensor(each)[:, None, None] for each in (std, mean))
+        attacker.objective.register_forward_pre_hook(lambda module, given: look(given[2] * scale + shift))
+    about = SimpleNamespace(shape=seen.inputs.shape, mean=list(mean), std=list(std), modality="vision")
     sent = [{"parameters": list(seen.broadcast.params.values()), "buffers": None, "metadata": about}]
     facts = {"num_data_points": seen.batch_size, "labels": seen.labels, "local_hyperparams": None}
     shared = [{"gradients": list(seen.update.tensors.values()), "buffers": None, "metadata": facts}]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from leaktight.attacks.matching.attack import Matching
 from leaktight.config.catalogue import MODELS
@@ -37,24 +38,32 @@ def observation(
     generator = Rng(seed).public()
     model = build_model(MODELS[kind](), shape, 10, init="default", rng=Rng(seed))
     images = torch.rand((batch, *shape.shape), generator=generator)
-    labels = torch.arange(batch) % 10
+    return observed(model, Batch(images, torch.arange(batch) % 10), local)
+
+
+def observed(model: nn.Module, batch: Batch, local: LocalTraining | None = None) -> Observation:
+    """The same of these images and this network, which has ten classes."""
     params, buffers = parameters_of(model), buffers_of(model)
-    training = local or LocalTraining(batch_size=batch)
+    number = len(batch)
+    training = local or LocalTraining(batch_size=number)
     size = training.batch_size
-    steps = [Batch(images[start : start + size], labels[start : start + size]) for start in range(0, batch, size)]
+    steps = [
+        Batch(batch.inputs[start : start + size], batch.targets[start : start + size])
+        for start in range(0, number, size)
+    ]
     result = local_update(
         Trainer(model, training), params, buffers, steps, learning_rates=[training.learning_rate] * len(steps)
     )
-    kind_of_update: UpdateKind = "gradient" if local is None else "delta"
+    kind: UpdateKind = "gradient" if local is None else "delta"
     return Observation(
         model=model,
         task=Classification(),
         broadcast=Broadcast(params, buffers, 0),
-        update=Update(result.update(params, kind_of_update), kind_of_update, batch),
-        inputs=shape,
+        update=Update(result.update(params, kind), kind, number),
+        inputs=Images(*batch.inputs.shape[1:]),
         num_classes=10,
-        labels=labels,
-        batch_size=batch,
+        labels=batch.targets,
+        batch_size=number,
         local_training=training,
         mode="train",
     )
