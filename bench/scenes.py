@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -69,32 +69,45 @@ def observed(model: nn.Module, batch: Batch, local: LocalTraining | None = None)
     )
 
 
-def against(attack: Matching, seen: Observation, iterations: int, rival: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds of a stretch of `iterations` of the attack, without tracing and compiling, and of the rival.
+class Turns(NamedTuple):
+    """Median seconds of a stretch of an attack and of its rival. begun: seconds until the attack's first stretch ended,
+    with tracing and compiling, by the clock on the wall: a compiler is a process of its own."""
+
+    ours: float
+    theirs: float
+    begun: float
+
+
+def against(attack: Matching, seen: Observation, iterations: int, rival: Callable[[], None]) -> Turns:
+    """The time of a stretch of `iterations` of the attack, without tracing and compiling, and of the rival.
 
     The two take turns, and only this process's own time counts, so that a busy machine slows both alike.
     """
     ours: list[float] = []
     theirs: list[float] = []
     since: list[float] = []
+    began, begun = time.perf_counter(), 0.0
 
     def turn(iteration: int, loss: float, guess: object) -> None:
+        nonlocal begun
         now = time.process_time()
         if since:  # the first stretch compiles
             ours.append(now - since[-1])
+        else:
+            begun = time.perf_counter() - began
         rival()
         theirs.append(time.process_time() - now)
         since.append(time.process_time())
 
     attack = replace(attack, iterations=6 * iterations, progress_every=iterations)
     attack.reconstruct([seen], rng=Rng(0), progress=turn)
-    return statistics.median(ours), statistics.median(theirs)
+    return Turns(statistics.median(ours), statistics.median(theirs), begun)
 
 
 def per_iteration(attack: Matching, seen: Observation, iterations: int) -> float:
     """Median seconds of one iteration, without tracing and compiling."""
     stretch = max(iterations // 5, 1)
-    return against(attack, seen, stretch, lambda: None)[0] / stretch
+    return against(attack, seen, stretch, lambda: None).ours / stretch
 
 
 def alone(work: Callable[..., T], *args: object) -> T:
