@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +220,30 @@ def alive(process: int) -> bool:
         return "State:\tZ" not in status.read_text() if Path("/proc/self").exists() else True
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+def hang_up() -> None:
+    """Ask the thread that sends shared tensors for one, as a worker does, and end before it comes."""
+    kept, _ = os.pipe()
+    handle: Any = reduction.DupFd(kept)
+    address, key = handle._id
+    with Client(address, authkey=multiprocessing.current_process().authkey):
+        pass
+    with Client(address, authkey=multiprocessing.current_process().authkey) as patient:  # served after the other
+        patient.send((key, os.getpid()))
+        os.close(reduction.recv_handle(patient))
+
+
+def test_a_worker_that_is_ended_while_it_gets_a_tensor_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: told.append(kind))
+    hang_up()
+    assert told == [EOFError], "what Python does by itself"
+    for _ in range(2):
+        watched, life = multiprocessing.Pipe(duplex=False)
+        processes._end(life)
+        watched.close()
+    hang_up()
+    assert told == [EOFError]
+    sys.excepthook(ValueError, ValueError(), None)
+    assert told == [EOFError, ValueError], "other errors are told, once"

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -16,9 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
+from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.queues import SimpleQueue
+from types import TracebackType
 from typing import Any, Generic
 
 import torch
@@ -91,7 +94,7 @@ class Processes:
         try:
             yield _Pool(pool, number, channel, life)
         except BaseException:
-            life.close()
+            _end(life)
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -174,7 +177,7 @@ class _Pool(Generic[J, M, R]):
                 'a script of your own needs `if __name__ == "__main__":` around its work'
             ) from error
         except BaseException:
-            self.life.close()
+            _end(self.life)
             raise
 
     def _submitted(self, place: int, job: bytes, common: list[Shared]) -> Future[bytes]:
@@ -182,6 +185,24 @@ class _Pool(Generic[J, M, R]):
             return self.pool.submit(_run, place, job, common)
         except (ConnectionError, EOFError) as error:  # of the process that starts workers, which was killed
             raise BrokenProcessPool(str(error)) from error
+
+
+def _end(life: Connection) -> None:
+    """End all workers at once."""
+    if not isinstance(sys.excepthook, _Quiet):
+        sys.excepthook = _Quiet(sys.excepthook)
+    life.close()
+
+
+class _Quiet:
+    """A `sys.excepthook` without errors of the thread that sends shared tensors: a worker may end while it gets one."""
+
+    def __init__(self, usual: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self.usual = usual
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if trace is None or trace.tb_frame.f_code.co_filename != resource_sharer.__file__:
+            self.usual(kind, error, trace)
 
 
 def _context(preload: list[str]) -> Any:
