@@ -1,10 +1,14 @@
-"""Damage to files, for tests."""
+"""Damage to files and to libraries, for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import scipy.optimize
 from tests.seeds import replayed
 
 
@@ -17,3 +21,17 @@ def flipped(path: Path, count: int = 5) -> Iterator[int]:
         path.write_bytes(damaged)
         yield place
         path.write_bytes(content)
+
+
+def undecomposed_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make the first least-squares solution fail as LAPACK's decomposition can; gives the number of calls so far."""
+    least_squares, calls = scipy.optimize.least_squares, [0]
+
+    def fails_first(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return least_squares(*args, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "least_squares", fails_first)
+    return calls

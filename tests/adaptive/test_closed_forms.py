@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import pytest
-import scipy.optimize
 import torch
+from tests.damage import undecomposed_once
 from tests.seeds import replayed
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,15 +77,7 @@ def test_a_batch_is_solved_with_its_slopes(penalty: float) -> None:
 
 def test_a_start_whose_decomposition_does_not_converge_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     head, _, features, _, labels = bottlenecked(3, 0.0)
-    least_squares, calls = scipy.optimize.least_squares, [0]
-
-    def fails_first(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 1:
-            raise np.linalg.LinAlgError("SVD did not converge")
-        return least_squares(*args, **kwargs)
-
-    monkeypatch.setattr(scipy.optimize, "least_squares", fails_first)
+    calls = undecomposed_once(monkeypatch)
     found = head.solve(labels, rng=replayed(0))
     assert calls[0] > 2
     assert found is not None

@@ -159,8 +159,9 @@ class Carrier:
     def exchange(self, requests: Mapping[str, Request]) -> dict[str, Outcome]:
         names = sorted(requests)
         jobs = [ClientJob(name, requests[name], self.states.get(name), self.recording) for name in names]
-        keep = _in_file if _update_bytes(requests) > MOST_HELD else _as_it_is
-        done = ((place, keep(result)) for place, result in self.workers.run(jobs, shared=_shared(requests)))
+        large = _update_bytes(requests) > MOST_HELD
+        ran = self.workers.run(jobs, shared=_shared(requests))
+        done = ((place, _in_file(result) if large else result) for place, result in ran)
         results = dict(zip(names, in_order(done, lambda place, result: self.after_client()), strict=True))
         if any(isinstance(request, Train) for request in requests.values()):
             trained = {name: result for name, result in results.items() if isinstance(result.reply, Trained)}
@@ -187,10 +188,6 @@ def _shared(requests: Mapping[str, Request]) -> list[object]:
 def _update_bytes(requests: Mapping[str, Request]) -> int:
     """About the size of all updates that were asked for: that of the models sent."""
     return sum(num_bytes(each.broadcast.params) for each in requests.values() if isinstance(each, Train))
-
-
-def _as_it_is(result: JobDone) -> JobDone:
-    return result
 
 
 def _in_file(result: JobDone) -> JobDone:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from tests.damage import undecomposed_once
 from tests.seeds import replayed
 from torch import Tensor, nn
 
@@ -105,15 +105,7 @@ def test_a_last_layer_with_noise_shows_none(number: int) -> None:
 def test_a_start_whose_decomposition_does_not_converge_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, truth, _ = observed(3)
     gradients, layer = (last_layer(dict(each)) for each in (seen.update.tensors, seen.broadcast.params))
-    least_squares, calls = scipy.optimize.least_squares, [0]
-
-    def fails_first(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 1:
-            raise np.linalg.LinAlgError("SVD did not converge")
-        return least_squares(*args, **kwargs)
-
-    monkeypatch.setattr(scipy.optimize, "least_squares", fails_first)
+    calls = undecomposed_once(monkeypatch)
     assert slopes_of(gradients, layer, truth.targets) is not None
     assert calls[0] > 1
     monkeypatch.setattr(scipy.optimize, "least_squares", lambda *args, **kwargs: np.linalg.svd([[math.nan]]))
