@@ -12,11 +12,11 @@ import torch
 from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import batch_norm, cross_entropy, one_hot
 
 from leaktight.attacks.labels.ilrg import Ilrg
-from leaktight.attacks.labels.last_layer import LabelStrategy
-from leaktight.attacks.labels.public import PublicImages, sent_moments
+from leaktight.attacks.labels.last_layer import LabelStrategy, head_gradient
+from leaktight.attacks.labels.public import PublicImages, Traces, sent_moments
 from leaktight.attacks.labels.rules import BiasCorrected, Geng, rule_for
 from leaktight.core.errors import NotDisclosedError, UsageError
 from leaktight.core.training import LocalTraining
@@ -49,7 +49,7 @@ class Normed(nn.Module):
 
 
 @lru_cache
-def trained() -> nn.Module:
+def trained() -> Normed:
     """A network that has learned half of the training images."""
     data = Digits().load(Path())
     examples = data.train.batch(torch.arange(600))
@@ -86,12 +86,37 @@ def scenes_of(data: Dataset, classes: int | None = None, **options: object) -> l
 def test_the_statistics_are_those_of_the_batch(digits: Dataset) -> None:
     """Solved from the buffers that are sent, against a forward pass over the client's own images."""
     (seen, batch), *_ = scenes_of(digits)
-    found = sent_moments(seen)
+    found = sent_moments(seen, len(batch))
     assert found is not None
-    entered: Tensor = trained().conv1(batch.inputs).detach().double()  # type: ignore[operator]
-    torch.testing.assert_close(found["bn1"][:16], entered.mean((0, 2, 3)), rtol=0, atol=1e-4)
-    torch.testing.assert_close(found["bn1"][16:], entered.square().mean((0, 2, 3)), rtol=1e-3, atol=1e-3)
-    assert sent_moments(replace(seen, update=replace(seen.update, buffers=None))) is None
+    model = trained()
+    hidden: Tensor = model.conv1(batch.inputs).detach()
+    shown = batch_norm(hidden, None, None, model.bn1.weight, model.bn1.bias, training=True).relu()
+    after: Tensor = model.conv2(shown).detach()
+    for name, entered in (("bn1", hidden.double()), ("bn2", after.double())):
+        mean, square = found[name].chunk(2)
+        torch.testing.assert_close(mean, entered.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(square, entered.square().mean((0, 2, 3)), rtol=2e-5, atol=2e-5)
+    assert sent_moments(replace(seen, update=replace(seen.update, buffers=None)), len(batch)) is None
+
+
+@pytest.mark.parametrize("size", [64, 4])
+def test_an_update_is_the_mean_of_what_its_examples_leave_alone(digits: Dataset, size: int) -> None:
+    """The client's own images one by one, in the network with the solved statistics, against what the client sent."""
+    batch = draw(digits, size, seed=1)
+    seen = observe(trained(), batch, 10)
+    sent, head = sent_moments(seen, size), head_gradient(seen)
+    assert sent is not None
+    alone = [Traces.of(seen, head, Batch(image[None], label[None]), sent, size) for image, label in pairs(batch)]
+    slopes = [each.probabilities[0] - one_hot(label, 10) for each, label in zip(alone, batch.targets, strict=True)]
+    torch.testing.assert_close(torch.stack(slopes).mean(0), head.needed_bias(), rtol=1e-3, atol=1e-6)
+    for name, expected in sent.items():
+        torch.testing.assert_close(
+            torch.cat([each.moments[name] for each in alone]).mean(0), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def pairs(batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(batch.inputs, batch.targets, strict=True))
 
 
 @pytest.mark.parametrize("classes", [None, 3], ids=["uniform", "three classes"])
@@ -105,6 +130,11 @@ def test_public_images_read_labels_of_a_trained_network(digits: Dataset, classes
 def test_batch_statistics_help(digits: Dataset) -> None:
     scenes = scenes_of(digits)
     assert accuracy(PublicImages(), scenes) > accuracy(PublicImages(layers=0), scenes) + 0.02
+
+
+def test_more_public_images_help(digits: Dataset) -> None:
+    scenes = scenes_of(digits)
+    assert accuracy(PublicImages(), scenes) > accuracy(PublicImages(most=40), scenes) + 0.01
 
 
 @pytest.mark.parametrize("rule", [PublicImages(), Ilrg()], ids=["public_images", "ilrg"])

@@ -29,13 +29,15 @@ class PublicImages(LabelStrategy):
     What an update says of its examples are sums over them: the gradient p - y of the last bias and, if batch norm ran
     in training mode and its buffers are sent, the mean and the mean square of every channel. A ridge regression on
     single public images predicts p from these, in the network as it ran on the client: with its batch statistics,
-    solved from the buffers. The regression is repeated with public images weighted by the shares of labels found.
-    After several steps the statistics are a mean over the steps, and the network is taken half-way.
-    layers: how many of the last batch-norm layers are used, >= 0. most: public images used, >= 2.
-    rounds: repetitions of the regression, >= 1.
+    solved from the buffers. In that network each sum is exactly the sum of what its examples leave alone. The
+    regression is repeated with public images weighted by the shares of labels found. After several steps the
+    statistics are a mean over the steps, and the network is taken half-way.
+    layers: how many of the last batch-norm layers are used, >= 0; the last one says nearly all that earlier ones say.
+    most: public images used, >= 2; the more, the smaller the error. rounds: repetitions of the regression, >= 1.
     Assumes: public images with labels, distributed as the client's in each class. For a model change, SGD.
     Cannot: count examples whose p - y is zero in float32, unless batch statistics are sent. A network of high
-    confidence in evaluation mode has many.
+    confidence in evaluation mode has many. Sums blur what sure examples say: on a trained ResNet-20 they leave a fifth
+    to a quarter of the variance of a count open, however many public images there are.
     Reference: after Geng et al. 2021, and Ma et al., Instance-wise Batch Label Restoration via Gradients in Federated
     Learning, ICLR 2023, with confidences and features from images instead of noise or of the update alone.
     """
@@ -43,7 +45,7 @@ class PublicImages(LabelStrategy):
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
 
     layers: int = 6
-    most: int = 1024
+    most: int = 4096
     rounds: int = 2
 
     def __post_init__(self) -> None:
@@ -58,9 +60,9 @@ class PublicImages(LabelStrategy):
         public = _first(seen.public_data, self.most)
         part = "weight" if head.layer.bias is None else "bias"
         slope = mean_gradient(seen, head, part, num_examples)
-        sent = sent_moments(seen) if self.layers else None
+        sent = sent_moments(seen, num_examples) if self.layers else None
         with global_seed(rng.child("dropout")):
-            traces = _Traces.of(seen, head, public, sent, num_examples)
+            traces = Traces.of(seen, head, public, sent, num_examples)
         right = F.one_hot(public.targets.cpu(), seen.num_classes).double()
         error = traces.probabilities - right
         if part == "weight":  # the row sums of the gradient, in units of the mean sum of the features
@@ -95,7 +97,7 @@ def _predicted(columns: list[Tensor], observed: list[Tensor], goals: Tensor, wei
     return torch.from_numpy(fitted.predict(torch.cat(places)[None].numpy())[0])
 
 
-class _Traces(NamedTuple):
+class Traces(NamedTuple):
     """What public images leave behind in a network, in float64.
 
     probabilities (N, C); totals (N,): the sums of the features; moments: of the inputs of batch-norm layers, by name,
@@ -107,16 +109,14 @@ class _Traces(NamedTuple):
     moments: dict[str, Tensor]
 
     @classmethod
-    def of(
-        cls, seen: Observation, head: HeadGradient, public: Batch, sent: Params | None, num_examples: int
-    ) -> _Traces:
+    def of(cls, seen: Observation, head: HeadGradient, public: Batch, sent: Params | None, num_examples: int) -> Traces:
         """Run the images through the network as the client ran it."""
         params = halfway(seen, num_examples)
         buffers = seen.broadcast.buffers if sent is None else {**seen.broadcast.buffers, **_as_buffers(sent)}
         mode = "eval" if sent is not None else seen.mode or "train"
         model = seen.model if mode == "eval" else batch_statistics(seen.model)
         weight, bias = params[head.name_of("weight")], params.get(head.name_of("bias"))
-        size = min(num_examples if seen.local_training is None else seen.local_training.batch_size, num_examples)
+        size = _step_size(seen, num_examples)
         size = size if mode == "train" and size > 1 else 256
         probabilities, totals, moments = [], [], []
         with torch.no_grad(), mode_of(model, mode):
@@ -131,6 +131,11 @@ class _Traces(NamedTuple):
             torch.cat(totals).to("cpu", torch.float64),
             {name: torch.cat([part[name] for part in moments]).to("cpu", torch.float64) for name in moments[0]},
         )
+
+
+def _step_size(seen: Observation, num_examples: int) -> int:
+    """The number of examples of one local step."""
+    return num_examples if seen.local_training is None else min(seen.local_training.batch_size, num_examples)
 
 
 def halfway(seen: Observation, num_examples: int) -> dict[str, Tensor]:
@@ -149,22 +154,36 @@ def _moments(values: Tensor) -> Tensor:
     return torch.cat([pixels.mean(2), pixels.square().mean(2)], 1)
 
 
-def sent_moments(seen: Observation) -> dict[str, Tensor] | None:
+def sent_moments(seen: Observation, num_examples: int) -> dict[str, Tensor] | None:
     """Mean and mean square of the channels that enter each batch-norm layer (2 channels,), by its name, in float64.
 
-    Solved from the buffers that the client sends; None if it sends none, or they did not change.
+    Solved from the buffers that the client sends; None if it sends none, or they did not change. Their variance is the
+    unbiased one; that of the mean square is not.
     """
     sent, old = seen.update.buffers or {}, seen.broadcast.buffers
     solved = sent_statistics(seen)
+    if not solved:
+        return None
     found: dict[str, Tensor] = {}
-    for layer, _ in seen.model.named_modules():
+    for layer, values in _values_entering(seen).items():
         mean, variance = statistics_of(layer)
         if mean not in solved or variance not in solved:
             continue
         if torch.equal(sent[mean], old[mean]):
             return None
-        found[layer] = torch.cat([solved[mean], solved[variance].clamp(min=0) + solved[mean].square()]).cpu()
+        total = values * _step_size(seen, num_examples)
+        biased = solved[variance].clamp(min=0) * (total - 1) / total
+        found[layer] = torch.cat([solved[mean], biased + solved[mean].square()]).cpu()
     return found or None
+
+
+def _values_entering(seen: Observation) -> dict[str, int]:
+    """How many values of a channel one example has in each batch-norm layer, by its name."""
+    params, buffers = seen.broadcast.params, seen.broadcast.buffers
+    blank = seen.inputs.blank(1, next(iter(params.values())))
+    with torch.no_grad(), mode_of(seen.model, "eval"):
+        entered = layer_inputs(seen.model, params, buffers, blank, (_BatchNorm,))
+    return {name: values[0, 0].numel() for name, values in entered}
 
 
 def _as_buffers(sent: Params) -> dict[str, Tensor]:
