@@ -18,6 +18,7 @@ from bench import (
     faults,
     flower,
     guard,
+    labels,
     large,
     quality,
     robust,
@@ -40,6 +41,7 @@ OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {
     "adaptive": adaptive.main,
     "faults": faults.main,
     "guard": guard.main,
+    "labels": labels.main,
     "quality": quality.main,
     "robust": robust.main,
 }

@@ -36,8 +36,8 @@ class PublicImages(LabelStrategy):
     most: public images used, >= 2; the more, the smaller the error. rounds: repetitions of the regression, >= 1.
     Assumes: public images with labels, distributed as the client's in each class. For a model change, SGD.
     Cannot: count examples whose p - y is zero in float32, unless batch statistics are sent. A network of high
-    confidence in evaluation mode has many. Sums blur what sure examples say: on a trained ResNet-20 they leave a fifth
-    to a quarter of the variance of a count open, however many public images there are.
+    confidence in evaluation mode has many. Sums blur what sure examples say: on a trained ResNet-20 they leave about
+    a quarter of the variance of a count open.
     Reference: after Geng et al. 2021, and Ma et al., Instance-wise Batch Label Restoration via Gradients in Federated
     Learning, ICLR 2023, with confidences and features from images instead of noise or of the update alone.
     """
