@@ -48,7 +48,7 @@ LARGE = 200_000
 
 KNOWING = "(knowing the defense)"
 
-_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap(), "spear": Spear()}
+_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap(tolerance=0.01), "spear": Spear()}
 
 ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
     "quick": {
