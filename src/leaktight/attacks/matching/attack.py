@@ -222,7 +222,9 @@ class Matching(Attack):
 
     def problem(self, evidence: Evidence, rng: Rng, restarts: Sequence[int], *, together: bool) -> MatchingProblem:
         """What the optimiser minimises. restarts: their indices. together: as one traced function under vmap."""
-        space = self.sought.space(evidence, rng.child("sought"), PRECISIONS[self.precision])
+        precision = PRECISIONS[self.precision]
+        space = self.sought.space(evidence, rng.child("sought"), precision)
+        weights = [weight for weight, _ in self.priors]
         annealed = any(view.annealed for _, view, _ in evidence.views)  # losses then do not compare
         return MatchingProblem(
             settings=SearchSettings(
@@ -236,9 +238,9 @@ class Matching(Attack):
                 together=together,
             ),
             rngs=[rng.child("restart", number) for number in restarts],
-            precision=PRECISIONS[self.precision],
+            precision=precision,
             device=evidence.device,
-            constants=moved(constants_of(evidence, space, self.objective), evidence.device),
+            constants=moved(constants_of(evidence, space, self.objective, weights, precision), evidence.device),
             consensus=self.consensus,
             keeps_best=self.keep == "best" and not annealed,
             evidence=evidence,

@@ -14,6 +14,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.form import form_of
 from leaktight.attacks.optimizers.optimizer import (
     Candidate,
     Monitor,
@@ -102,7 +103,8 @@ class FirstOrder(Optimizer):
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             return tuple(pytree.tree_leaves(step(*pytree.tree_unflatten(tensors, spec))))
 
-        runnable = make_runnable(flat, leaves, settings.backend, settings.onednn)
+        form = form_of((self, lanes, problem.keeps_best, repr(spec), problem.form()))
+        runnable = make_runnable(flat, leaves, settings.backend, settings.onednn, form)
         states, shared, fixed = list(map(pytree.tree_leaves, blocks)), *map(pytree.tree_leaves, (group, constants))
         _, layout = pytree.tree_flatten(blocks[0])
         supervisor = _Supervisor(problem, lanes, on_step)

@@ -19,6 +19,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.form import form_of
 from leaktight.attacks.optimizers.optimizer import (
     Candidate,
     Layout,
@@ -69,7 +70,8 @@ class Lbfgs(Optimizer):
             gradient, value = grad_and_value(lambda here: problem.loss(layout.tree(here), {}, fixed))(point)
             return value, gradient
 
-        runnable = make_runnable(flat, [vector(starts[0]), *constants], settings.backend, settings.onednn)
+        form = form_of(("lbfgs", vars(layout), repr(spec), problem.form()))
+        runnable = make_runnable(flat, [vector(starts[0]), *constants], settings.backend, settings.onednn, form)
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = runnable(point, *constants)
