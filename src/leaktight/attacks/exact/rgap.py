@@ -224,8 +224,10 @@ def _output_normal(link: Link, known: Tensor) -> Tensor:
     """The normal equations of a convolution's known outputs, (n, n) for n inputs."""
     layer = link.layer
     assert isinstance(layer, nn.Conv2d)
-    cells = torch.eye(torch.Size(link.input_shape).numel(), dtype=torch.float64).reshape(-1, *link.input_shape)
-    outputs = F.conv2d(cells, link.weight, None, layer.stride, layer.padding, layer.dilation)
+    _, *size = link.input_shape
+    cells = torch.eye(torch.Size(size).numel(), dtype=torch.float64).reshape(-1, 1, *size)
+    parts = link.weight.split(1, 1)  # a cell of one channel meets the weights of that channel only
+    outputs = torch.cat([F.conv2d(cells, part, None, layer.stride, layer.padding, layer.dilation) for part in parts])
     return _spread(link, outputs * known).flatten(1)
 
 
@@ -238,7 +240,7 @@ def _least_squares(normal: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, 
 
     factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(normal, lower=0)
     order = pivots - 1
-    upper = np.triu(factor)[:rank, :rank]
+    upper = np.ascontiguousarray(factor)[:rank, :rank]  # what is below the diagonal is not read
     found = np.zeros_like(wanted)
     kept = order[:rank]
     for _ in range(3):  # the solution, and two refinements
