@@ -237,7 +237,10 @@ class _Supervisor:
         """Report the best lane, and end those that are done."""
         kept = "best" if self.problem.keeps_best else "variables"
         states = {lane: self.lanes.lane(blocks, lane) for lane in range(self.lanes.number) if lane not in self.ended}
-        now = {lane: Candidate(state[kept], float(state["loss"]), iteration) for lane, state in states.items()}
+        now = {
+            lane: Candidate({name: each.clone() for name, each in state[kept].items()}, float(state["loss"]), iteration)
+            for lane, state in states.items()
+        }
         best = min((self.ended.get(lane) or now[lane] for lane in range(self.lanes.number)), key=Candidate.rank)
         if self.on_step is not None and iteration % self.settings.report_every == 0:
             self.on_step(iteration, best.loss, best.variables)
