@@ -79,8 +79,9 @@ class Matching(Attack):
     for small networks and processes for long searches on large ones.
     onednn: whether convolutions use oneDNN; None: a few timed iterations decide, so results may differ in the last bits
     between machines.
-    patience: stop when the loss has not fallen by 1 % in this many iterations; None: never.
-    stop_below: stop when the loss is below this. check_every: iterations (L-BFGS: evaluations) between two such checks.
+    patience: stop when the loss has not fallen by 1 % in this many iterations (L-BFGS: evaluations); None: never.
+    stop_below: stop when the loss is below this; L-BFGS begins no further restart then, nor with patience if the loss
+    still fell at the last iteration. check_every: iterations (L-BFGS: evaluations) between two such checks.
     progress_every: iterations between two calls of `progress`; it changes no result.
     Assumes: the number of examples (BATCH_SIZE), and what its parts assume.
     """
