@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> None:
 def measure(checkout: Path, victims: int, seed: int) -> Measured:
     """Run the built-in audit of a checkout in one process of one thread."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["audit", "--trials", str(victims), "--workers", "0", "--set", f"seed={seed}", "--json"]
+        seeds = ["--set", f"seed={seed}", "--set", f'secret_seed="{seed:064x}"']
+        command = ["audit", "--trials", str(victims), "--workers", "0", *seeds, "--json"]
         before = _seconds()
         done = subprocess.run(
             [sys.executable, "-m", "leaktight", *command, "--out", f"{folder}/run"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
+from torch import Tensor, fx
 
 from leaktight.attacks.labels.rules import Given, Joint
 from leaktight.attacks.matching.attack import Matching
@@ -17,6 +18,7 @@ from leaktight.attacks.matching.objectives import Cosine, SquaredError
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.sought import Pixels
 from leaktight.attacks.optimizers import compile as compiling
+from leaktight.attacks.optimizers.compile import Function
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.core.types import Observation
@@ -38,7 +40,12 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     compiling._tracing.cache_clear()
     found: list[int] = []
     trace = compiling._traced
-    monkeypatch.setattr(compiling, "_traced", lambda *given: found.append(1) or trace(*given))
+
+    def counted(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
+        found.append(1)
+        return trace(function, inputs)
+
+    monkeypatch.setattr(compiling, "_traced", counted)
     return found
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from leaktight.attacks.optimizers import compile as compiling
-from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.compile import Function, make_runnable
 from leaktight.attacks.optimizers.form import form_of
 
 
@@ -26,7 +27,7 @@ class Scaled(nn.Module):
     def __init__(self, number: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(3))
-        self.register_buffer("mean", torch.zeros(3))
+        self.mean = nn.Buffer(torch.zeros(3))
         self.fixed = torch.full((3,), number)
 
 
@@ -71,7 +72,12 @@ def test_what_cannot_be_compared_has_no_form() -> None:
 def test_a_graph_is_traced_once_for_each_form_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[int] = []
     trace = compiling._traced
-    monkeypatch.setattr(compiling, "_traced", lambda *given: traced.append(1) or trace(*given))
+
+    def counted(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
+        traced.append(1)
+        return trace(function, inputs)
+
+    monkeypatch.setattr(compiling, "_traced", counted)
 
     def run(scale: float, x: Tensor) -> list[float]:
         runnable = make_runnable(lambda x: (scale * x,), [x], "fx", True, form_of(("test", scale)))
