@@ -10,6 +10,7 @@ from pathlib import Path
 from bench import (
     adaptive,
     attacks,
+    audit,
     calibration,
     defenses,
     encrypted_round,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, Callable[[Path | None], None]] = {
 
 OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {
     "adaptive": adaptive.main,
+    "audit": audit.main,
     "faults": faults.main,
     "guard": guard.main,
     "labels": labels.main,

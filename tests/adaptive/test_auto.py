@@ -12,7 +12,7 @@ from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.adaptive import auto as ensemble
-from leaktight.adaptive.auto import ENSEMBLES, Auto
+from leaktight.adaptive.auto import ENOUGH, ENSEMBLES, Auto
 from leaktight.adaptive.evidence import EXPLAINED, Candidate, choose, weigh
 from leaktight.adaptive.table import adapt
 from leaktight.core.errors import UsageError
@@ -78,6 +78,29 @@ def test_it_stops_at_a_proof_or_at_rounding(monkeypatch: pytest.MonkeyPatch) -> 
     proven = replace(wrong, certificate=Certificate("signs", 1.0, 0.999))
     found = with_members(monkeypatch, a=proven, b=right).reconstruct([scene.seen], rng=replayed(0))
     assert found.notes["chosen"] == "a", "it stops at a proof"
+
+
+def test_a_quick_one_stops_where_little_is_left_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = play(Defense())
+    near, right = Made(guess=scene.truth.inputs + 1e-3), Made(guess=scene.truth.inputs)
+    members = {"a": near, "b": right}
+    monkeypatch.setattr(ensemble, "ENSEMBLES", {**ENSEMBLES, "quick": members, "standard": members})
+    quick, standard = (Auto(budget=each).reconstruct([scene.seen], rng=replayed(0)) for each in ("quick", "standard"))
+    assert EXPLAINED < quick.notes["residuals"]["a"] <= ENOUGH["quick"]
+    assert list(quick.notes["residuals"]) == ["a"]
+    assert list(standard.notes["residuals"]) == ["a", "b"]
+
+
+def test_dlg_is_for_labels_that_are_not_known_or_for_more_time() -> None:
+    seen = play(Defense()).seen
+
+    def names(auto: Auto, given: Observation) -> list[str]:
+        return [name for name, _ in auto.members(given, None)]
+
+    assert seen.labels is not None
+    assert "dlg" not in names(Auto(budget="quick"), seen)
+    assert "dlg" in names(Auto(budget="quick"), replace(seen, labels=None))
+    assert "dlg" in names(Auto(budget="standard"), seen)
 
 
 def test_attacks_that_cannot_run_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

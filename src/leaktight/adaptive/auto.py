@@ -1,8 +1,8 @@
 """`auto`: a fixed ensemble of attacks, the cheapest first, with nothing to tune.
 
 Closed forms, csDLG, DLG, Inverting Gradients, AGIC, GRNN; where the defense is known, closed forms and the forms of
-these attacks that are adapted to it. The ensemble stops once an attack proves its guess or explains the update to
-rounding. Otherwise the answer is chosen by what the attacker itself can compute (`evidence.choose`), never by truth.
+these attacks that are adapted to it. The ensemble stops once an attack proves its guess or explains the update
+(`ENOUGH`). Otherwise the answer is chosen by what the attacker itself can compute (`evidence.choose`), never by truth.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, Self, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from leaktight.adaptive.evidence import Candidate, choose, weigh
+from leaktight.adaptive.evidence import EXPLAINED, Candidate, choose, weigh
 from leaktight.adaptive.knowing import Adaptation, Knowing
 from leaktight.attacks.exact.cocktail_party import CocktailParty
 from leaktight.attacks.exact.linear_inversion import LinearInversion
@@ -48,19 +48,19 @@ LARGE = 200_000
 
 KNOWING = "(knowing the defense)"
 
-_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap(), "spear": Spear()}
+_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap(tolerance=0.01), "spear": Spear()}
 
 ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
     "quick": {
         **_EXACT,
-        "csdlg": CsDlg(iterations=12),
-        "dlg": Dlg(iterations=12, restarts=1),
-        "inverting_gradients": InvertingGradients(iterations=300, learning_rate=0.1),
+        "csdlg": CsDlg(iterations=12, patience=30, check_every=10),
+        "dlg": Dlg(iterations=12, restarts=1, patience=30, check_every=10),
+        "inverting_gradients": InvertingGradients(iterations=200, learning_rate=0.05, decay="cosine"),
     },
     "standard": {
         **_EXACT,
-        "csdlg": CsDlg(iterations=60, restarts=2),
-        "dlg": Dlg(iterations=60, restarts=2),
+        "csdlg": CsDlg(iterations=60, restarts=2, patience=100, check_every=20),
+        "dlg": Dlg(iterations=60, restarts=2, patience=100, check_every=20),
         "inverting_gradients": InvertingGradients(iterations=1200, learning_rate=0.1),
         "agic": Agic(iterations=1200),
         "cocktail_party": CocktailParty(),
@@ -78,11 +78,16 @@ ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
 }
 """The attacks of each budget by name, in the order in which they run. Settings are the same for every victim."""
 
+ENOUGH: Mapping[Budget, float] = {"quick": 1e-6, "standard": EXPLAINED, "thorough": EXPLAINED}
+"""The residual of a guess after which no further attack runs. On the updates tried, a later attack of a quick ensemble
+never left less."""
+
 ADAPTED: tuple[str, ...] = ("csdlg", "inverting_gradients")
 """The attacks that run in their adapted form where the defense is known; the others, but for closed forms, do not."""
 
 
 _BY_LBFGS = ("csdlg", "dlg")
+_JOINTLY = ("dlg",)
 _ONE_STEP = ("spear", "cocktail_party")
 _SEVERAL_EXAMPLES = ("cocktail_party",)
 
@@ -95,11 +100,13 @@ class Auto(Attack):
     labels: whether labels are "given" by the threat model, or "inferred" from the update by the rule that fits it.
     onednn: whether convolutions use oneDNN; None: each attack decides.
 
-    It ends with the first guess that is proven or that explains the update up to rounding. Otherwise the answer is
+    It ends with the first guess that is proven or that explains the update up to rounding; a quick one, up to a
+    millionth. Searches by L-BFGS end where their loss stands still, unless thorough. Otherwise the answer is
     chosen by the attacker's own evidence: how well the update of each guess fits the observed one, and how smooth
     images are. Labels are also read by a rule that is not told them, and reported apart.
     Attacks that fail on a network or for want of what is not disclosed are left out; notes say which and why. Not tried
-    are L-BFGS on large networks unless thorough, and exact attacks on several local steps.
+    are L-BFGS on large networks unless thorough, exact attacks on several local steps, and DLG, which searches for
+    labels too, in a quick search that knows them.
     """
 
     budget: Budget = "standard"
@@ -158,7 +165,7 @@ class Auto(Attack):
             if not attack.searches:  # there is no search whose loss could fall
                 weighed = replace(weighed, found=replace(weighed.found, first_loss=None))
             found.append(weighed)
-            if weighed.settled:
+            if weighed.settled(ENOUGH[self.budget]):
                 break
         if not found:
             same = {why: [name for name in skipped if skipped[name] == why] for why in skipped.values()}
@@ -174,6 +181,7 @@ class Auto(Attack):
                 continue
             hopeless = (
                 (name in _BY_LBFGS and large and self.budget != "thorough")
+                or (name in _JOINTLY and seen.labels is not None and self.budget == "quick")
                 or (name in _ONE_STEP and (seen.num_steps or 1) > 1)
                 or (name in _SEVERAL_EXAMPLES and seen.batch_size == 1)
             )

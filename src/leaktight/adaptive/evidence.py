@@ -47,10 +47,9 @@ class Candidate:
         certificate = self.found.certificate
         return certificate is not None and certificate.holds and _finite(self.found.guess)
 
-    @property
-    def settled(self) -> bool:
-        """Whether no other attack can do better: the guess is proven, or explains the update up to rounding."""
-        return self.certified or self.residual <= EXPLAINED
+    def settled(self, enough: float) -> bool:
+        """Whether no other attack has to be tried: the guess is proven, or its residual is at most `enough`."""
+        return self.certified or self.residual <= enough
 
     @property
     def surprise(self) -> float:

@@ -20,6 +20,7 @@ from leaktight.core.types import Batch, Observation, Params, Reconstruction
 
 _EXPLAINED = 1e-12  # 1 - cosine; float32 gradients leave 1e-14
 _MARGIN = 4.0
+_LONGER = 1.5  # times the iterations of a start that ends by itself where its loss stands still
 _SAME = 1e-4  # a stage that moves every pixel by less than this is the last
 
 
@@ -129,12 +130,18 @@ def until_explained(attack: Matching, seen: Sequence[Observation], starts: int) 
     """An attack that begins again until its loss is no more than rounding explains, at most `starts` times.
 
     The loss of a failed start is larger by orders of magnitude, so that it is told without the truth. Only for L-BFGS
-    in float64: rounding in the search, or slow convergence, would look like a failure.
+    in float64: rounding in the search, or slow convergence, would look like a failure. With patience a failed start
+    ends early, so that each may take longer, and one whose loss still falls at its end is the last.
     """
     if not attack.optimizer.smooth or attack.precision != "float64" or attack.consensus:
         return attack
     least = max(_EXPLAINED, _MARGIN * max(map(rounding_loss, seen)))
-    return replace(attack, restarts=max(attack.restarts, starts), stop_below=max(least, attack.stop_below or 0.0))
+    return replace(
+        attack,
+        restarts=max(attack.restarts, starts),
+        stop_below=max(least, attack.stop_below or 0.0),
+        iterations=attack.iterations if attack.patience is None else int(_LONGER * attack.iterations),
+    )
 
 
 def rounding_loss(seen: Observation) -> float:

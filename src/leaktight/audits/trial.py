@@ -53,8 +53,7 @@ class Judged:
     """scores: by metric, one number per true example; None for a metric that cannot be computed here.
 
     notes: which way each metric leaks. guesses: the number that was handed in. scored: those that were judged, one for
-    each example or fewer. aligned: one guess for each example, in their order. truth, guess: PNG strips of `count`
-    images side by side, each of `size` (height, width).
+    each example or fewer. aligned: one guess for each example, in their order. originals: the examples.
     """
 
     scores: dict[str, tuple[float | None, ...] | None]
@@ -63,10 +62,27 @@ class Judged:
     guesses: int
     scored: Batch
     aligned: Tensor
-    truth: bytes
-    guess: bytes
-    size: tuple[int, int]
-    count: int
+    originals: Tensor
+
+    @property
+    def truth(self) -> bytes:
+        """A PNG strip of the `count` examples side by side, each of `size`."""
+        return strip(self.originals)
+
+    @property
+    def guess(self) -> bytes:
+        """The same of the guesses."""
+        return strip(self.aligned)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of one image."""
+        height, width = self.originals.shape[-2:]
+        return height, width
+
+    @property
+    def count(self) -> int:
+        return len(self.originals)
 
 
 def attempt(head: TrialHead, run: Callable[[], Attempted]) -> Finished:
@@ -121,7 +137,6 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics, device: torch.devic
     scores: dict[str, tuple[float | None, ...] | None] = {
         name: tuple(metric(*pair).tolist()) for name, metric in metrics.metrics.items()
     }
-    height, width = truth.inputs.shape[-2:]
     return Judged(
         scores=scores | dict.fromkeys(metrics.unavailable),
         notes={name: MetricNote(leaks_when=metric.leaks_when) for name, metric in metrics.metrics.items()},
@@ -129,10 +144,7 @@ def judge(guess: Batch, truth: Batch, metrics: BuiltMetrics, device: torch.devic
         guesses=guesses,
         scored=guess,
         aligned=aligned,
-        truth=strip(truth.inputs),
-        guess=strip(aligned),
-        size=(height, width),
-        count=len(truth),
+        originals=truth.inputs,
     )
 
 
@@ -175,7 +187,7 @@ def best_of(judged: Sequence[Judged]) -> Judged:
     psnr = [each.scores.get("psnr") or (None,) * first.count for each in judged]
     closest = [max(range(len(judged)), key=lambda draw: _number(psnr[draw][index])) for index in range(first.count)]
     aligned = torch.stack([judged[draw].aligned[index] for index, draw in enumerate(closest)])
-    return replace(first, scores=scores, aligned=aligned, guess=strip(aligned))
+    return replace(first, scores=scores, aligned=aligned)
 
 
 def _best(pick: Callable[[list[float]], float], scores: Sequence[float | None]) -> float | None:

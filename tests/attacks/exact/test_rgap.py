@@ -167,3 +167,17 @@ def test_a_batch_hides_in_a_linear_layer_with_too_few_rows() -> None:
     ]
     assert [bound.determines_input for bound in bounds] == [True, True, False]
     assert bounds[2].rank == 2 * 16, "the rows of p - y add up to zero"
+
+
+def test_a_tolerance_refuses_an_update_that_no_single_example_has(digits: Dataset) -> None:
+    batch = draw(digits, 1, 0)
+    model = build_model(Cnn6(head="linear"), digits.inputs, digits.num_classes, rng=replayed(0))
+    seen = observe(model, batch, digits.num_classes)
+    plain, strict = RGap(), RGap(tolerance=0.01)
+    same = [attack.reconstruct([seen], rng=replayed(0)).guess.inputs for attack in (plain, strict)]
+    assert torch.equal(*same)
+    pruned = {name: tensor * (tensor.abs() >= tensor.abs().median()) for name, tensor in seen.update.tensors.items()}
+    changed = replace(seen, update=replace(seen.update, tensors=pruned))
+    plain.reconstruct([changed], rng=replayed(0))
+    with pytest.raises(UsageError, match="expected the gradient of one example"):
+        strict.reconstruct([changed], rng=replayed(0))

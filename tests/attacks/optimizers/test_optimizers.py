@@ -119,8 +119,14 @@ def test_every_optimiser_finds_the_minimum(optimizer: Optimizer, iterations: int
         constants={"matrix": matrix, "target": target},
     )
     told: list[int] = []
+
+    def watch(step: int, loss: float, variables: Tree) -> None:
+        told.append(step)
+        assert not variables["x"].is_inference(), "what is handed on can be differentiated"
+
     found = optimizer.minimize(problem)
-    watched = optimizer.minimize(problem, lambda step, loss, variables: told.append(step))
+    watched = optimizer.minimize(problem, watch)
+    assert not found.best.variables["x"].is_inference()
     torch.testing.assert_close(found.best.variables["x"], torch.linalg.solve(matrix, target), atol=tolerance, rtol=0)
     assert torch.equal(found.best.variables["x"], watched.best.variables["x"])
     assert len(found.candidates) == 2
@@ -182,3 +188,28 @@ def test_slopes() -> None:
         optimizer = Adam(slope=slope, betas=(0.0, 0.0))  # type: ignore[arg-type]
         _, memory = optimizer.step({"x": gradient}, {"x": gradient}, optimizer.memory({"x": gradient}), rates)
         assert memory["x.first"].tolist() == pytest.approx(expected)
+
+
+class Positive(Quadratic):
+    """The same, above zero."""
+
+    def loss(self, variables: Tree, group: Tree, constants: Tree, share: Tensor | None = None) -> Tensor:
+        return super().loss(variables, group, constants, share) + 2
+
+
+@pytest.mark.parametrize(
+    ("iterations", "patience", "restarts"),
+    [(1, None, 2), (1, 30, 1), (50, 30, 2)],
+    ids=["without patience", "still falling", "stands still"],
+)
+def test_lbfgs_begins_again_unless_its_loss_still_fell(iterations: int, patience: int | None, restarts: int) -> None:
+    matrix, target = quadratic()
+    settings = SearchSettings(iterations=iterations, patience=patience, stop_below=0.1, check_every=10, onednn=False)
+    problem = Positive(
+        settings=settings,
+        rngs=[replayed(1), replayed(2)],
+        precision=torch.float64,
+        constants={"matrix": matrix, "target": target},
+    )
+    found = Lbfgs(line_search="none", learning_rate=0.5, steps_per_iteration=10).minimize(problem)
+    assert len(found.candidates) == restarts

@@ -15,7 +15,7 @@ from torch.nn.grad import conv2d_input
 from leaktight.attacks.exact.analytic import Gradient, answer, entrance, gradient_of, only
 from leaktight.attacks.exact.chains import Link, activation_of, chain_of
 from leaktight.attacks.exact.rank_analysis import gradient_matrix
-from leaktight.core.errors import ModelError, UsageError
+from leaktight.core.errors import ModelError, UsageError, require_above
 from leaktight.core.protocols import Attack, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge, require
@@ -68,6 +68,8 @@ class RGap(Attack):
     The rank analysis of every layer is in `notes["layers"]`; `notes["failed_at"]` is the first layer, from the last on,
     whose input is not determined, or None. Before it the answer is one of many.
 
+    tolerance: the largest relative error of the last layer's equations, > 0. They hold up to rounding for one example,
+    and not for what most defenses leave; beyond it there is no answer. None: any.
     Reference: Zhu and Blaschko, R-GAP: Recursive Gradient Attack on Privacy, ICLR 2021.
     Assumes: one example, a plain chain of convolutions, activations and linear layers; with the single output of the
     paper's network the size of the gradient too (learning rate and one step for model changes). Labels help.
@@ -76,6 +78,11 @@ class RGap(Attack):
     """
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
+
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        require_above(0, tolerance=self.tolerance)
 
     @property
     def searches(self) -> bool:
@@ -90,7 +97,7 @@ class RGap(Attack):
         chain = chain_of(one)
         attempts: list[_Attempt] = []
         normals: dict[str, Tensor] = {}
-        for label, entered, signal in _last_inputs(one, chain[-1], gradient):
+        for label, entered, signal in self._last_inputs(one, chain[-1], gradient):
             inside, reports = _descend(chain[:-1], entered, signal, gradient, normals)
             image = first.pixels(inside)
             attempts.append(_Attempt(image, label, _distance(one, image, label, gradient), reports))
@@ -107,25 +114,36 @@ class RGap(Attack):
         found = answer(best.image, torch.tensor([best.label]), best.loss, notes)
         return replace(found, first_loss=attempts[0].loss)
 
+    def _last_inputs(self, seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Every possible label, with the last layer's input and the gradient with respect to that input."""
+        weight, slope = last.weight, gradient.needed(f"{last.name}.weight")
+        known = None if seen.labels is None else int(seen.labels[0])
+        if last.layer.bias is not None:
+            signal = gradient.needed(f"{last.name}.bias")
+            label = int(signal.argmin()) if known is None else known
+            entered = signal @ slope / signal.square().sum()
+            error = _error(slope, signal, entered)
+            if self.tolerance is not None and not error <= self.tolerance:
+                raise UsageError(
+                    f"expected the gradient of one example in {last.name!r}, a product of two vectors, got one that "
+                    f"differs from it by {error:.2g} of its length; use a search"
+                )
+            yield label, entered, signal @ weight
+            return
+        if len(weight) != 1:
+            raise ModelError(f"expected a bias in the last layer {last.name!r}, or a single output, got neither")
+        if not gradient.scaled:
+            raise UsageError("rgap needs the size of the gradient, and so 'local_training'; add it to knows")
+        for label in (0, 1) if known is None else (known,):
+            sign = 2 * label - 1
+            for margin in margins(float((slope * weight).sum())):
+                signal = torch.tensor([-sign / (1 + np.exp(margin))], dtype=torch.float64)
+                yield label, slope[0] / signal, signal @ weight
 
-def _last_inputs(seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Every possible label, with the last layer's input and the gradient with respect to that input."""
-    weight, slope = last.weight, gradient.needed(f"{last.name}.weight")
-    known = None if seen.labels is None else int(seen.labels[0])
-    if last.layer.bias is not None:
-        signal = gradient.needed(f"{last.name}.bias")
-        label = int(signal.argmin()) if known is None else known
-        yield label, signal @ slope / signal.square().sum(), signal @ weight
-        return
-    if len(weight) != 1:
-        raise ModelError(f"expected a bias in the last layer {last.name!r}, or a single output, got neither")
-    if not gradient.scaled:
-        raise UsageError("rgap needs the size of the gradient, and so 'local_training'; add it to knows")
-    for label in (0, 1) if known is None else (known,):
-        sign = 2 * label - 1
-        for margin in margins(float((slope * weight).sum())):
-            signal = torch.tensor([-sign / (1 + np.exp(margin))], dtype=torch.float64)
-            yield label, slope[0] / signal, signal @ weight
+
+def _error(slope: Tensor, signal: Tensor, entered: Tensor) -> float:
+    """How far a linear layer's gradient is from that of one example, relative to its length."""
+    return float((slope - signal[:, None] * entered).norm() / slope.norm())
 
 
 def margins(product: float) -> list[float]:
@@ -165,7 +183,7 @@ def _descend(
         if isinstance(link.layer, nn.Linear):
             slope = gradient.needed(f"{link.name}.weight")
             entered = signal @ slope / signal.square().sum()
-            error = float((slope - signal[:, None] * entered).norm() / slope.norm())
+            error = _error(slope, signal, entered)
             count = link.layer.in_features
             reports.append(LayerReport(link.name, count, slope.numel(), int(known.sum()), count, error))
             signal = signal @ link.weight
@@ -206,8 +224,10 @@ def _output_normal(link: Link, known: Tensor) -> Tensor:
     """The normal equations of a convolution's known outputs, (n, n) for n inputs."""
     layer = link.layer
     assert isinstance(layer, nn.Conv2d)
-    cells = torch.eye(torch.Size(link.input_shape).numel(), dtype=torch.float64).reshape(-1, *link.input_shape)
-    outputs = F.conv2d(cells, link.weight, None, layer.stride, layer.padding, layer.dilation)
+    _, *size = link.input_shape
+    cells = torch.eye(torch.Size(size).numel(), dtype=torch.float64).reshape(-1, 1, *size)
+    parts = link.weight.split(1, 1)  # a cell of one channel meets the weights of that channel only
+    outputs = torch.cat([F.conv2d(cells, part, None, layer.stride, layer.padding, layer.dilation) for part in parts])
     return _spread(link, outputs * known).flatten(1)
 
 
@@ -220,7 +240,7 @@ def _least_squares(normal: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, 
 
     factor, pivots, rank, _ = scipy.linalg.lapack.dpstrf(normal, lower=0)
     order = pivots - 1
-    upper = np.triu(factor)[:rank, :rank]
+    upper = np.ascontiguousarray(factor)[:rank, :rank]  # what is below the diagonal is not read
     found = np.zeros_like(wanted)
     kept = order[:rank]
     for _ in range(3):  # the solution, and two refinements

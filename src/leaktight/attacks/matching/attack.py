@@ -79,8 +79,9 @@ class Matching(Attack):
     for small networks and processes for long searches on large ones.
     onednn: whether convolutions use oneDNN; None: a few timed iterations decide, so results may differ in the last bits
     between machines.
-    patience: stop when the loss has not fallen by 1 % in this many iterations; None: never.
-    stop_below: stop when the loss is below this. check_every: iterations (L-BFGS: evaluations) between two such checks.
+    patience: stop when the loss has not fallen by 1 % in this many iterations (L-BFGS: evaluations); None: never.
+    stop_below: stop when the loss is below this; L-BFGS begins no further restart then, nor with patience if the loss
+    still fell at the last iteration. check_every: iterations (L-BFGS: evaluations) between two such checks.
     progress_every: iterations between two calls of `progress`; it changes no result.
     Assumes: the number of examples (BATCH_SIZE), and what its parts assume.
     """
@@ -222,7 +223,9 @@ class Matching(Attack):
 
     def problem(self, evidence: Evidence, rng: Rng, restarts: Sequence[int], *, together: bool) -> MatchingProblem:
         """What the optimiser minimises. restarts: their indices. together: as one traced function under vmap."""
-        space = self.sought.space(evidence, rng.child("sought"), PRECISIONS[self.precision])
+        precision = PRECISIONS[self.precision]
+        space = self.sought.space(evidence, rng.child("sought"), precision)
+        weights = [weight for weight, _ in self.priors]
         annealed = any(view.annealed for _, view, _ in evidence.views)  # losses then do not compare
         return MatchingProblem(
             settings=SearchSettings(
@@ -236,9 +239,9 @@ class Matching(Attack):
                 together=together,
             ),
             rngs=[rng.child("restart", number) for number in restarts],
-            precision=PRECISIONS[self.precision],
+            precision=precision,
             device=evidence.device,
-            constants=moved(constants_of(evidence, space, self.objective), evidence.device),
+            constants=moved(constants_of(evidence, space, self.objective, weights, precision), evidence.device),
             consensus=self.consensus,
             keeps_best=self.keep == "best" and not annealed,
             evidence=evidence,

@@ -50,11 +50,19 @@ class MatchingProblem(Problem):
                 variables[_unknown(place, name)] = unknown.draw(rng.child("unknown", place, name)).to(self.precision)
         return moved(variables, self.device)
 
+    def form(self) -> object:
+        views = [
+            (weight, view.trainer, view.steps, view.annealed, tuple(view.unknowns), places)
+            for weight, view, places in self.evidence.views
+        ]
+        return type(self), views, self.space.form(), self.objective, [prior for _, prior in self.priors]
+
     def loss(self, variables: Tree, group: Tree, constants: Tree, share: Tensor | None = None) -> Tensor:
         space, own = self.space, constants["sought"]
         images = space.images(variables, own)
         labels = constants["labels"] if "labels" in constants else space.label_logits(variables, own).softmax(1)
-        terms = [weight * self._penalty(prior, images, constants) for weight, prior in self.priors]
+        weights = constants["priors"]
+        terms = [weights[n] * self._penalty(prior, images, constants) for n, (_, prior) in enumerate(self.priors)]
         penalty = space.penalty(variables, own)
         if penalty is not None:
             terms.append(penalty)
@@ -116,10 +124,17 @@ class MatchingProblem(Problem):
             return Batch(images, self.space.label_logits(variables, self.constants["sought"]).argmax(1))
 
 
-def constants_of(evidence: Evidence, space: SearchSpace, objective: Objective | None) -> Tree:
-    """The fixed tensors of the matching loss."""
+def constants_of(
+    evidence: Evidence,
+    space: SearchSpace,
+    objective: Objective | None,
+    weights: Sequence[float],
+    precision: torch.dtype,
+) -> Tree:
+    """The fixed tensors of the matching loss. weights: of the priors."""
     fixed: Tree = {
         "sought": space.constants,
+        "priors": [torch.tensor(weight, dtype=precision) for weight in weights],
         "views": [
             {
                 "params": dict(view.params),

@@ -31,6 +31,10 @@ class SearchSpace(ABC):
         self.precision = precision
         self.constants: Tree = constants or {}
 
+    def form(self) -> object:
+        """All that `images`, `label_logits`, `confined` and `penalty` compute with beside their arguments."""
+        return type(self), {name: value for name, value in vars(self).items() if name != "constants"}
+
     @abstractmethod
     def draw(self, rng: Rng) -> Tree:
         """The variables at the start of a restart."""
@@ -185,6 +189,9 @@ class _PixelSpace(SearchSpace):
     def __init__(self, settings: Pixels, evidence: Evidence, precision: torch.dtype) -> None:
         super().__init__(evidence, precision)
         self.settings = settings
+
+    def form(self) -> object:
+        return type(self), self.shape, self.settings.box
 
     def draw(self, rng: Rng) -> Tree:
         return {"images": self.settings.start.draw(self.shape, rng.child("images").public()).to(self.precision)}

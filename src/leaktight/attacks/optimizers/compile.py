@@ -1,8 +1,9 @@
 """Runs a pure function of tensors eagerly, as a traced graph, or compiled. All three give the same step.
 
 The double backward of a convolution computes weight gradients that are not needed; a traced graph leaves them out.
-Parameters, targets and labels are inputs of the graph, so that victims of the same network share one compilation:
-in a process by the text of the graph, across processes and runs by the compiler's cache, in the user's cache folder.
+Parameters, targets and labels are inputs of the graph, so that victims of the same network share one graph (in a
+process, by the form of the function) and one compilation: in a process by the text of the graph, across processes and
+runs by the compiler's cache, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch.func import functionalize
 
+from leaktight.attacks.optimizers.form import Form
 from leaktight.core.faults import raise_fault
 
 Backend: TypeAlias = Literal["eager", "fx", "inductor"]
@@ -40,6 +42,8 @@ class Runnable:
     """A function prepared for repeated calls with tensors of the same shapes.
 
     onednn: whether convolutions use oneDNN, both when it is compiled and when it runs.
+    A traced function returns inference tensors, which make its many small operations about 8 % faster; whoever hands
+    them on copies them.
     """
 
     function: Function
@@ -47,14 +51,21 @@ class Runnable:
     onednn: bool
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch.no_grad(), _onednn(self.onednn):
+        untracked = torch.inference_mode() if self.backend == "fx" else torch.no_grad()
+        with untracked, _onednn(self.onednn):
             return self.function(*tensors)
 
 
 def make_runnable(
-    function: Function, example: Sequence[Tensor], backend: Backend, onednn: bool | None = None
+    function: Function,
+    example: Sequence[Tensor],
+    backend: Backend,
+    onednn: bool | None = None,
+    form: Form | None = None,
 ) -> Runnable:
     """Prepare `function` for tensors of the shapes of `example`, which is not changed.
+
+    form: what the function is made of; one of the same form and shapes is traced once. None: it is traced anew.
 
     A function that cannot be traced runs eagerly, and one that cannot be compiled runs traced, with a warning that says
     why. Small convolutions are often faster without oneDNN: with `onednn` None a few timed calls decide. The results of
@@ -64,7 +75,7 @@ def make_runnable(
     if backend == "eager":
         return _choose(function, inputs, backend, onednn)
     try:
-        graph = _traced(function, inputs)
+        graph = _shared(function, inputs, form)
     except Exception as error:  # tracing can fail with any kind of error
         raise_fault(error)
         warnings.warn(f"this network cannot be traced and runs eagerly ({_reason(error)})", stacklevel=2)
@@ -107,12 +118,34 @@ class _Text:
     def of(cls, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> _Text:
         names = sorted({str(node.target) for node in graph.graph.nodes if node.op == "get_attr"})
         fixed = tuple(f"{name} {getattr(graph, name).tolist()!r}" for name in names)
-        return cls(
-            graph.code,
-            tuple(f"{each.dtype} {each.device} {each.shape} {each.stride()}" for each in inputs),
-            fixed,
-            graph,
-        )
+        return cls(graph.code, _shapes(inputs), fixed, graph)
+
+
+def _shapes(inputs: Sequence[Tensor]) -> tuple[str, ...]:
+    return tuple(f"{each.dtype} {each.device} {each.shape} {each.stride()}" for each in inputs)
+
+
+@dataclass
+class _Tracing:
+    """graph: None until it is traced."""
+
+    graph: fx.GraphModule | None = None
+
+
+@lru_cache(maxsize=64)
+def _tracing(form: Form, shapes: tuple[str, ...], precision: torch.dtype) -> _Tracing:
+    """The place of the graph of a form. precision: PyTorch's default, which new tensors in a function have."""
+    return _Tracing()
+
+
+def _shared(function: Function, inputs: Sequence[Tensor], form: Form | None) -> fx.GraphModule:
+    """The graph of `function`, traced if no function of the same form was."""
+    if form is None:
+        return _traced(function, inputs)
+    tracing = _tracing(form, _shapes(inputs), torch.get_default_dtype())
+    if tracing.graph is None:
+        tracing.graph = _traced(function, inputs)
+    return tracing.graph
 
 
 @dataclass

@@ -19,6 +19,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import Runnable, make_runnable
+from leaktight.attacks.optimizers.form import form_of
 from leaktight.attacks.optimizers.optimizer import (
     Candidate,
     Layout,
@@ -84,7 +85,8 @@ class DerivativeFree(Optimizer):
             return (each(points),)
 
         points = torch.stack([vector(example)] * _ABREAST)
-        runnable = make_runnable(losses, [points, *constants], settings.backend, settings.onednn)
+        form = form_of(("derivative-free", vars(layout), repr(spec), problem.form()))
+        runnable = make_runnable(losses, [points, *constants], settings.backend, settings.onednn, form)
         candidates: list[Candidate] = []
         for rng in problem.rngs:
             candidates.append(

@@ -14,6 +14,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.form import form_of
 from leaktight.attacks.optimizers.optimizer import (
     Candidate,
     Monitor,
@@ -102,7 +103,8 @@ class FirstOrder(Optimizer):
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             return tuple(pytree.tree_leaves(step(*pytree.tree_unflatten(tensors, spec))))
 
-        runnable = make_runnable(flat, leaves, settings.backend, settings.onednn)
+        form = form_of((self, lanes, problem.keeps_best, repr(spec), problem.form()))
+        runnable = make_runnable(flat, leaves, settings.backend, settings.onednn, form)
         states, shared, fixed = list(map(pytree.tree_leaves, blocks)), *map(pytree.tree_leaves, (group, constants))
         _, layout = pytree.tree_flatten(blocks[0])
         supervisor = _Supervisor(problem, lanes, on_step)
@@ -235,7 +237,10 @@ class _Supervisor:
         """Report the best lane, and end those that are done."""
         kept = "best" if self.problem.keeps_best else "variables"
         states = {lane: self.lanes.lane(blocks, lane) for lane in range(self.lanes.number) if lane not in self.ended}
-        now = {lane: Candidate(state[kept], float(state["loss"]), iteration) for lane, state in states.items()}
+        now = {
+            lane: Candidate({name: each.clone() for name, each in state[kept].items()}, float(state["loss"]), iteration)
+            for lane, state in states.items()
+        }
         best = min((self.ended.get(lane) or now[lane] for lane in range(self.lanes.number)), key=Candidate.rank)
         if self.on_step is not None and iteration % self.settings.report_every == 0:
             self.on_step(iteration, best.loss, best.variables)

@@ -19,6 +19,7 @@ from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
 from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.form import form_of
 from leaktight.attacks.optimizers.optimizer import (
     Candidate,
     Layout,
@@ -27,6 +28,7 @@ from leaktight.attacks.optimizers.optimizer import (
     Optimizer,
     Problem,
     SearchResult,
+    SearchSettings,
     channels_last,
     vector,
 )
@@ -69,7 +71,8 @@ class Lbfgs(Optimizer):
             gradient, value = grad_and_value(lambda here: problem.loss(layout.tree(here), {}, fixed))(point)
             return value, gradient
 
-        runnable = make_runnable(flat, [vector(starts[0]), *constants], settings.backend, settings.onednn)
+        form = form_of(("lbfgs", vars(layout), repr(spec), problem.form()))
+        runnable = make_runnable(flat, [vector(starts[0]), *constants], settings.backend, settings.onednn, form)
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = runnable(point, *constants)
@@ -87,9 +90,16 @@ class Lbfgs(Optimizer):
             found = SEARCHES[self.line_search](self, evaluate, vector(start), settings.iterations, look, problem.boxed)
             history = tuple(monitor.history)
             candidates.append(Candidate(layout.tree(found.point), found.loss, found.evaluations, history))
-            if settings.stop_below is not None and found.loss < settings.stop_below:
+            if self._last(found, settings):
                 break
         return SearchResult(candidates, runnable.backend, runnable.onednn)
+
+    def _last(self, found: Best, settings: SearchSettings) -> bool:
+        """Whether no further restart is needed: the loss is low enough, or still fell when the evaluations ended."""
+        if settings.stop_below is None:
+            return False
+        ended = found.evaluations >= settings.iterations * self.steps_per_iteration
+        return found.loss < settings.stop_below or (settings.patience is not None and ended)
 
 
 def wolfe(

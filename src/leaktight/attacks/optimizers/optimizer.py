@@ -49,6 +49,10 @@ class SearchSettings:
     together: bool = False
 
 
+_OTHERWISE = ("settings", "rngs", "constants")
+"""Fields of a problem of which nothing is computed in its loss; constants are arguments."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem(ABC):
     """A loss to minimise, as a pure function of tensors, and the starting points of the restarts.
@@ -79,6 +83,10 @@ class Problem(ABC):
         group: what `common` returned, or empty. constants: those of this problem. share: the fraction of the search
         that is done, a 0-d tensor; None for all of it.
         """
+
+    def form(self) -> object:
+        """All that `loss` and `confined` compute with beside their arguments; problems with equal ones share graphs."""
+        return type(self), {name: value for name, value in vars(self).items() if name not in _OTHERWISE}
 
     def confined(self, variables: Tree) -> Tree:
         """The nearest allowed variables."""

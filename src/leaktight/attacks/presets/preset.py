@@ -37,7 +37,8 @@ class Preset(Attack):
     precision: of the search.
     parallel: restarts as one function ("vmap"), in "processes", or one after another ("none").
     onednn: whether convolutions use oneDNN; None: a few timed iterations decide.
-    patience: stop when the loss has not fallen by 1 % in this many iterations; None: never.
+    patience: stop when the loss has not fallen by 1 % in this many iterations (L-BFGS: evaluations); None: never.
+    check_every: iterations (L-BFGS: evaluations) between two such checks.
     progress_every: iterations between two reports of progress; it changes no result.
     """
 
@@ -50,6 +51,7 @@ class Preset(Attack):
     parallel: Parallel = "auto"
     onednn: bool | None = None
     patience: int | None = None
+    check_every: int = 100
     progress_every: int = 100
 
     def __post_init__(self) -> None:
@@ -105,5 +107,6 @@ class Preset(Attack):
             parallel=self.parallel,
             onednn=self.onednn,
             patience=self.patience,
+            check_every=self.check_every,
             progress_every=self.progress_every,
         )
