@@ -107,7 +107,8 @@ class Solver:
         if each.layer.bias is not None:
             return self.gradient.needed(f"{each.name}.bias")
         norm = norm_behind(self.graph, each)
-        assert norm is not None and norm.running_var is not None
+        assert norm is not None
+        assert norm.running_var is not None
         (user,) = each.node.users
         return self.gradient.needed(f"{user.target}.bias") * norm.weight * (norm.running_var + norm.eps).rsqrt()
 
@@ -153,7 +154,7 @@ class Solver:
     def _consistent(
         self, node: fx.Node, readers: Sequence[Convolution], known: Known, safe: Known
     ) -> tuple[dict[fx.Node, Tensor], Tensor] | None:
-        """All values with that of a node, and how safe its signs are; signs of ReLUs behind it are set right where they are wrong."""
+        """All values with that of a node, and how safe its signs are; wrong signs of ReLUs behind it are set right."""
         found = dict(known)
         fit = self._fit(node, readers, found)
         while fit is not None and fit.residual > _EXACT:

@@ -18,9 +18,9 @@ _ERRORS = 0.8, 300.0  # the limit between errors and values is between these tim
 class Fit:
     """A solution by least squares.
 
-    flat: (unknowns, channels). openings: (k, unknowns), directions that are left open. spread: (unknowns,), the standard
-    deviation of a solution up to a factor. channels: the relative residual of each output channel that was used.
-    residual: that of all.
+    flat: (unknowns, channels). openings: (k, unknowns), directions that are left open. spread: (unknowns,), the
+    standard deviation of a solution up to a factor. channels: the relative residual of each output channel that was
+    used. residual: that of all.
     """
 
     flat: Tensor
@@ -45,7 +45,7 @@ class Equations:
     def of(
         cls, layers: Sequence[nn.Conv2d], slopes: Sequence[Tensor], signals: Sequence[Tensor], size: Sequence[int]
     ) -> Equations:
-        """slopes: the gradients of the weights. signals: those at the outputs, (N, C, h, w). size: H, W of the input."""
+        """slopes: gradients of the weights. signals: those at the outputs, (N, C, h, w). size: H, W of the input."""
         parts = [
             torch.cat([gradient_matrix(layer, one, size) for one in signal], 1)
             for layer, signal in zip(layers, signals, strict=True)
@@ -63,7 +63,7 @@ class Equations:
         matrix, goal = self.matrix[rows], self.goal[rows]
         if not bool(matrix.any()) or not bool(torch.isfinite(matrix).all()):
             return None
-        left, sizes, turn = torch.linalg.svd(matrix, full_matrices=True)
+        left, sizes, turn = torch.linalg.svd(matrix, full_matrices=len(matrix) < matrix.shape[1])
         rank = int((sizes > _RANK * sizes[0]).sum())
         inverse = turn[:rank].T / sizes[:rank]
         flat = inverse @ (left[:, :rank].T @ goal)
@@ -85,8 +85,8 @@ def channels_first(flat: Tensor, shape: Sequence[int]) -> Tensor:
 def let_through(value: Tensor, spread: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
     """What a ReLU lets through, and how safe that is for each entry: 0 at the limit, larger away from it.
 
-    spread: how the errors of entries compare. Negative entries are errors alone, and show how large these are; the limit
-    is where there are fewest entries above them.
+    spread: how the errors of entries compare. Negative entries are errors alone, and show how large these are; the
+    limit is where there are fewest entries above them.
     """
     sizes = value / spread
     error = max(-float(sizes.min()), 1e-12 * float(sizes.max()))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
-from leaktight.attacks.optimizers.optimizer import OnStep, Problem, SearchSettings, Tree
+from leaktight.attacks.optimizers.optimizer import Problem, SearchSettings, Tree
 from leaktight.core.rng import Rng
 
 Pieces = Callable[[Tensor], Sequence[Tensor]]
@@ -18,7 +18,7 @@ Pieces = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureProblem(Problem):
-    """An image (1, C, H, W) in [0, 1] whose values before some ReLUs give what these let through, `constants["wanted"]`.
+    """An image (1, C, H, W) in [0, 1] whose values before some ReLUs give `constants["wanted"]` behind them.
 
     pieces: from the image to what each ReLU reads. smooth: weight of total variation. first: the image to start from.
     """
@@ -36,7 +36,7 @@ class FeatureProblem(Problem):
         return misfit + self.smooth * TotalVariation().penalty(images) if self.smooth else misfit
 
     def misfit(self, images: Tensor, wanted: Sequence[Tensor]) -> Tensor:
-        """The squared error of each node, relative to its size; where a ReLU is closed only what it would let through."""
+        """The squared error of each node, relative to its size; of a closed ReLU only what it would let through."""
         parts = [
             torch.where(goal > 0, value - goal, value.clamp_min(0)).square().sum() / goal.square().sum()
             for value, goal in zip(self.pieces(images), wanted, strict=True)
@@ -48,14 +48,12 @@ class FeatureProblem(Problem):
         return self.first.numel()
 
 
-def search(
-    pieces: Pieces, wanted: Sequence[Tensor], first: Tensor, stages: Sequence[tuple[float, int]], on_step: OnStep
-) -> Tensor:
+def search(pieces: Pieces, wanted: Sequence[Tensor], first: Tensor, stages: Sequence[tuple[float, int]]) -> Tensor:
     """The image after stages of (weight of total variation, iterations)."""
     image = first
     for smooth, iterations in stages:
         problem = FeatureProblem(
-            settings=SearchSettings(iterations=iterations, backend="eager", report_every=20),
+            settings=SearchSettings(iterations=iterations, backend="eager"),
             rngs=(Rng(0),),
             precision=torch.float64,
             constants={"wanted": list(wanted)},
@@ -63,6 +61,6 @@ def search(
             smooth=smooth,
             first=image,
         )
-        found = Lbfgs(history=40).minimize(problem, on_step)
+        found = Lbfgs(history=40).minimize(problem)
         image = found.best.variables["images"].detach()
     return image

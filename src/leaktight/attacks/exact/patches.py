@@ -1,10 +1,10 @@
 """The input of a convolution behind a ReLU, unmixed from the gradient of its weights.
 
-That gradient is D P: row p of P is the patch of the input that position p of the output reads, and D the gradient at the
-outputs. With no more positions than output channels the patches lie in the row space of the gradient. Behind a ReLU
-they are not negative, and mostly zero: each is an extreme ray of the cone of vectors in that space that are not negative,
-and the easiest ones to meet. A linear program finds one. Its neighbours share most of their entries with it, so they
-follow by least squares, and so does the whole image.
+That gradient is D P: row p of P is the patch of the input that position p of the output reads, and D the gradient at
+the outputs. With no more positions than output channels the patches lie in the row space of the gradient. Behind a ReLU
+they are not negative, and mostly zero: each is an extreme ray of the cone of vectors in that space that are not
+negative, and the easiest ones to meet. A linear program finds one. Its neighbours share most of their entries with it,
+so they follow by least squares, and so does the whole image.
 """
 
 from __future__ import annotations

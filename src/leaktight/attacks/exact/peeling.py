@@ -14,7 +14,6 @@ from leaktight.attacks.exact.analytic import answer, entrance, gradient_of, only
 from leaktight.attacks.exact.descent import Solver
 from leaktight.attacks.exact.features import search
 from leaktight.attacks.exact.graph import Graph, Known
-from leaktight.attacks.optimizers.optimizer import Tree
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.protocols import Attack, LabelSource, Progress
 from leaktight.core.rng import Rng
@@ -74,14 +73,16 @@ class Peeling(Attack):
         gradient = gradient_of(one)
         solver = Solver(Graph(one), gradient, one.batch_size)
         known = solver.descend(solver.start(rng.public()))
-        images = self._images(one, solver, known, rng, progress)
+        images = self._images(one, solver, known, rng)
         slopes, misfit = explained(solver, images)
+        if progress is not None:
+            progress(0, misfit, images)
         solved = [each.name for each in solver.graph.convolutions if each.entered in known]
         notes = {"assumed": list(gradient.notes), "solved": solved, "searched from": solved[0]}
         found = answer(images, slopes.argmin(1), misfit, notes)
         return replace(found, certificate=Certificate(_PROOF, max(0.0, 1 - misfit), PROVEN))
 
-    def _images(self, seen: Observation, solver: Solver, known: Known, rng: Rng, progress: Progress | None) -> Tensor:
+    def _images(self, seen: Observation, solver: Solver, known: Known, rng: Rng) -> Tensor:
         """The images of the values that are known, solved or sought."""
         graph = solver.graph
         first = graph.convolutions[0].entered
@@ -92,14 +93,10 @@ class Peeling(Attack):
         pieces = graph.pieces(reads)
         grey = 0.5 + 0.1 * torch.randn(1, *graph.shape, generator=rng.child("images").public(), dtype=torch.float64)
 
-        def tell(step: int, loss: float, variables: Tree) -> None:
-            if progress is not None:
-                progress(step, loss, None)
-
         stages = [(weight, self.iterations) for weight in _SMOOTH]
         return torch.cat(
             [
-                search(pieces, [known[node][each : each + 1] for node in nodes], grey.clamp(0, 1), stages, tell)
+                search(pieces, [known[node][each : each + 1] for node in nodes], grey.clamp(0, 1), stages)
                 for each in range(solver.number)
             ]
         )
