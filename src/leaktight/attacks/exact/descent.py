@@ -56,7 +56,8 @@ class Solver:
         if bias is not None:
             features = torch.cat([features, torch.ones(len(features), 1, dtype=features.dtype)], 1)
             wanted = torch.cat([wanted, bias[:, None]], 1)
-        return (wanted @ torch.linalg.pinv(features)).T
+        found: Tensor = (wanted @ torch.linalg.pinv(features)).T
+        return found
 
     def start(self, generator: torch.Generator) -> Known:
         """The input of one of the last convolutions, or of its block, from which all that follows can be computed."""
@@ -78,7 +79,7 @@ class Solver:
         same = layer.stride == (1, 1) == layer.dilation and layer.groups == 1 and layer.padding_mode == "zeros"
         kernel, other = layer.kernel_size
         square = kernel == other and kernel % 2 == 1 and kernel > 1
-        keeps = layer.padding in ((kernel // 2, kernel // 2), "same")
+        keeps = layer.padding == (kernel // 2, kernel // 2)
         scaled = layer.bias is not None or norm_behind(self.graph, each) is not None
         enough = shapes[each.node].shape[2:].numel() * self.number <= layer.out_channels
         return same and square and keeps and scaled and enough and self.graph.is_relu(each.entered)
@@ -89,7 +90,7 @@ class Solver:
         images = unmixed(slope, (size[0], size[1]), self.number, generator)
         if images is None:
             return None
-        signal = _signal(slope, images, last.layer)
+        signal = _signal(slope, images, last.layer, size)
         factors = torch.linalg.lstsq(signal.sum((2, 3)).T, self._total(last)[:, None]).solution[:, 0]
         if not bool((factors > 0).all()):
             return None
@@ -214,7 +215,7 @@ class Solver:
                 continue
             value = values.of[gate].detach()
             full = self.run({**known, gate: value.clamp_min(_TINY)}).back([each.node], signal=slopes)[0]
-            shown = _signal(self.slope(each), solved[0], each.layer) / full.where(full != 0, torch.inf)
+            shown = _signal(self.slope(each), solved[0], each.layer, full.shape[2:]) / full.where(full != 0, torch.inf)
             is_open = torch.where(fits[None, :, None, None], value > 0, shown > 0.5)
             found[gate] = torch.where(is_open, value.clamp_min(_TINY), 0.0)
         return found
@@ -237,11 +238,11 @@ class Solver:
     def _value(self, node: fx.Node, fit: Fit, known: Known) -> tuple[Tensor, Tensor] | None:
         """The value of a node by a solution, and how safe its signs are; None if it is not determined."""
         shape = self.run(known).of[node].shape
-        value = channels_first(fit.flat, shape)
-        if len(fit.openings):
+        value: Tensor | None = channels_first(fit.flat, shape)
+        if value is not None and len(fit.openings):
             value = self._completed(node, value, fit.openings, known)
-            if value is None:
-                return None
+        if value is None:
+            return None
         if not self.graph.is_relu(node):
             return value, torch.full_like(value, torch.inf)
         return let_through(value, channels_first(fit.spread[:, None], (shape[0], 1, *shape[2:])))
@@ -275,9 +276,9 @@ class Solver:
         return value + torch.einsum("w,wnchv->nchv", solved.solution[:, 0], torch.stack(moved))
 
 
-def _signal(slope: Tensor, value: Tensor, layer: nn.Conv2d) -> Tensor:
-    """The gradient at the outputs (N, C, h, w) of a convolution whose input is known, from that of its weight."""
+def _signal(slope: Tensor, value: Tensor, layer: nn.Conv2d, size: Sequence[int]) -> Tensor:
+    """The gradient at the outputs (N, C, *size) of a convolution whose input is known, from that of its weight."""
+    assert not isinstance(layer.padding, str)
     patches = F.unfold(value, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    rows = patches.transpose(1, 2).flatten(0, 1)
-    height = (value.shape[2] - 1) // layer.stride[0] + 1
-    return (slope.flatten(1) @ torch.linalg.pinv(rows)).reshape(len(slope), len(value), height, -1).transpose(0, 1)
+    flat: Tensor = slope.flatten(1) @ torch.linalg.pinv(patches.transpose(1, 2).flatten(0, 1))
+    return flat.reshape(len(slope), len(value), *size).transpose(0, 1)

@@ -99,8 +99,8 @@ def _ray(space: Floats, generator: torch.Generator) -> Floats | None:
 def _exact(space: Floats, zeros: NDArray[np.bool_]) -> Floats:
     """The vector of the space with these zeros, its largest entry 1."""
     ray: Floats = np.linalg.svd(space[:, zeros].T, full_matrices=False)[2][-1] @ space
-    ray = ray * np.sign(ray[np.abs(ray).argmax()])
-    return ray / ray.max()
+    largest: np.float64 = ray[np.abs(ray).argmax()]
+    return ray / largest
 
 
 def _met(ray: Floats, image: Floats, kernel: int) -> bool:

@@ -78,7 +78,7 @@ class Peeling(Attack):
         if progress is not None:
             progress(0, misfit, images)
         solved = [each.name for each in solver.graph.convolutions if each.entered in known]
-        notes = {"assumed": list(gradient.notes), "solved": solved, "searched from": solved[0]}
+        notes: dict[str, object] = {"assumed": list(gradient.notes), "solved": solved, "searched from": solved[0]}
         found = answer(images, slopes.argmin(1), misfit, notes)
         return replace(found, certificate=Certificate(_PROOF, max(0.0, 1 - misfit), PROVEN))
 
