@@ -17,7 +17,7 @@ from leaktight.attacks.exact.descent import Solver
 from leaktight.attacks.exact.equations import Equations, channels_first, let_through
 from leaktight.attacks.exact.graph import Graph
 from leaktight.attacks.exact.patches import unmixed
-from leaktight.attacks.exact.peeling import Peeling
+from leaktight.attacks.exact.peeling import Peeling, explained
 from leaktight.core.errors import ModelError, UsageError
 from leaktight.core.rng import global_seed
 from leaktight.core.types import Batch, Observation, Update
@@ -133,7 +133,7 @@ def test_known_values_give_the_gradients_behind_any_image() -> None:
     slopes = torch.randn(1, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     nodes = [each.node for each in work.graph.convolutions]
     known = {node: right.of[node].detach() for node in work.graph.nodes if work.graph.is_relu(node)}
-    wanted, found = (values.back(nodes, signal=slopes) for values in (right, work.run(known)))
+    wanted, found = (values.back(nodes, work.graph.head, slopes) for values in (right, work.run(known)))
     assert all(torch.allclose(one, other) for one, other in zip(wanted, found, strict=True))
 
 
@@ -141,7 +141,7 @@ def test_the_input_of_a_convolution_solves_its_equations() -> None:
     work, batch = solver(2)
     values = work.graph.run(batch.inputs)
     last = work.graph.convolutions[-1]
-    signal = values.back([last.node], signal=work.slopes(values))
+    signal = work.signals([last], values)
     truth = values.of[last.entered].detach()
     fit = Equations.of([last.layer], [work.slope(last)], signal, truth.shape[2:]).fit()
     assert fit is not None
@@ -170,3 +170,75 @@ def test_entries_are_open_above_the_gap_behind_the_errors() -> None:
     found, safe = let_through(value)
     assert (found > 0).tolist() == [False, False, False, True, True]
     assert safe[2:4].max() < safe[4]
+
+
+def rear(pool: nn.Module | None = None, *, inplace: bool = False) -> list[nn.Module]:
+    """The layers behind a first convolution to 16 channels of 4 x 4."""
+    return [
+        *(nn.ReLU(inplace=inplace), pool or nn.Identity()),
+        *(nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(inplace=inplace)),
+        *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=inplace)),
+        *(nn.Flatten(), nn.Linear(1024, 10)),
+    ]
+
+
+def network(*layers: nn.Module) -> nn.Module:
+    """These layers with new weights, the same each time."""
+    with global_seed(replayed(2)):
+        for layer in layers:
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.reset_parameters()
+    return nn.Sequential(*layers)
+
+
+def test_a_relu_that_writes_to_its_input_is_followed() -> None:
+    seen, batch = scene(1, network(nn.Conv2d(1, 16, 3, 2, 1), *rear(inplace=True)))
+    found = Peeling(iterations=10).reconstruct([seen], rng=replayed(1))
+    assert furthest(found.guess.inputs, batch.inputs) < 0.05
+
+
+def test_pixels_that_no_layer_reads_are_not_proven() -> None:
+    seen, batch = scene(1, network(nn.Conv2d(1, 16, 1, 2), *rear()))
+    found = Peeling(iterations=5).reconstruct([seen], rng=replayed(1))
+    assert furthest(found.guess.inputs, batch.inputs) > 0.2
+    assert found.certificate is not None
+    assert not found.certificate.holds
+
+
+def test_max_pooling_before_the_first_known_value_is_searched_through() -> None:
+    seen, batch = scene(1, network(nn.Conv2d(1, 16, 3, padding=1), *rear(nn.MaxPool2d(2))))
+    found = Peeling(iterations=5).reconstruct([seen], rng=replayed(1))
+    assert (found.guess.inputs - batch.inputs).square().mean() < (0.5 - batch.inputs).square().mean()
+    assert not found.guess.inputs.requires_grad
+
+
+@pytest.mark.parametrize("image", [torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), 0.5)], ids=["black", "grey"])
+def test_an_image_without_detail_ends(image: Tensor) -> None:
+    model = network(nn.Conv2d(1, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 64, 3, 1, 1), nn.ReLU(), *rear()[-5:-2])
+    seen = observe(
+        nn.Sequential(model, nn.Flatten(), nn.Linear(4096, 10)), Batch(image, torch.tensor([3])), 10, mode="eval"
+    )
+    with pytest.raises(UsageError):
+        Peeling(iterations=1).reconstruct([seen], rng=replayed(1))
+
+
+def test_gradients_of_zero_are_refused() -> None:
+    seen, _ = scene()
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in seen.update.tensors.items()}
+    with pytest.raises(UsageError, match="told apart"):
+        Peeling().reconstruct([replace(seen, update=Update(nothing, "gradient", 1))], rng=replayed(1))
+
+
+def test_an_image_that_others_outweigh_is_not_proven_by_them() -> None:
+    work, batch = solver(2)
+    seen, _ = scene(2)
+    values = work.graph.run(batch.inputs)
+    strong = work.slopes(values).clone()
+    strong[1] *= 1e-5
+    loss = (seen.model.double()(batch.inputs.double()) * strong).sum()
+    names = dict(seen.model.named_parameters())
+    sent = dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+    tilted = Solver(work.graph, gradient_of(replace(seen, update=Update(sent, "gradient", 2))), 2)
+    wrong = torch.stack([batch.inputs[0], 1 - batch.inputs[1]])
+    assert explained(tilted, batch.inputs)[1] < 1e-3
+    assert explained(tilted, wrong)[1] > 0.1

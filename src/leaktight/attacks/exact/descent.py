@@ -44,10 +44,7 @@ class Solver:
 
     def slopes(self, values: Values) -> Tensor:
         """The gradient at the outputs (N, classes), from that of the last linear layer and the features it reads."""
-        linear = [node for node in self.graph.nodes if isinstance(self.graph.layer(node), nn.Linear)]
-        if not linear:
-            raise UsageError("expected a network that ends in a linear layer, got none; use a search")
-        name, entered = str(linear[-1].target), linear[-1].args[0]
+        name, entered = str(self.graph.head.target), self.graph.head.args[0]
         assert isinstance(entered, fx.Node)
         bias = self.gradient.tensors.get(f"{name}.bias")
         if bias is not None and self.number == 1:
@@ -58,6 +55,10 @@ class Solver:
             wanted = torch.cat([wanted, bias[:, None]], 1)
         found: Tensor = (wanted @ torch.linalg.pinv(features)).T
         return found
+
+    def signals(self, convolutions: Sequence[Convolution], values: Values) -> list[Tensor]:
+        """The gradients at the outputs of convolutions, (N, C, h, w)."""
+        return values.back([each.node for each in convolutions], self.graph.head, self.slopes(values))
 
     def start(self, generator: torch.Generator) -> Known:
         """The input of one of the last convolutions, or of its block, from which all that follows can be computed."""
@@ -76,7 +77,7 @@ class Solver:
 
     def _can_unmix(self, each: Convolution, shapes: Known) -> bool:
         layer = each.layer
-        same = layer.stride == (1, 1) == layer.dilation and layer.groups == 1 and layer.padding_mode == "zeros"
+        same = layer.stride == (1, 1) == layer.dilation and self._solvable(each)
         kernel, other = layer.kernel_size
         square = kernel == other and kernel % 2 == 1 and kernel > 1
         keeps = layer.padding == (kernel // 2, kernel // 2)
@@ -100,7 +101,7 @@ class Solver:
         if known is None:
             return None
         values = self.run(known)
-        again = values.back([last.node], signal=self.slopes(values))[0]
+        again = self.signals([last], values)[0]
         return known if float((again - signal).norm()) < _AGREES * float(signal.norm()) else None
 
     def _total(self, each: Convolution) -> Tensor:
@@ -121,7 +122,9 @@ class Solver:
         for node, readers in self._entered():
             if last.entered not in self.graph.after(node):
                 continue
-            signals = self.run(inside).back([each.node for each in readers], last.node, signal=signal)
+            if not all(map(self._solvable, readers)):
+                return None
+            signals = self.run(inside).back([each.node for each in readers], last.node, signal)
             fit = self._equations(node, readers, signals, inside).fit()
             found = None if fit is None else self._value(node, fit, inside)
             if found is None:
@@ -143,14 +146,20 @@ class Solver:
         safe: dict[fx.Node, Tensor] = {}
         settled = {each for cut in known for each in (cut, *self.graph.after(cut))}
         for node, readers in self._entered():
-            passed = {each for reader in readers for each in self.graph.after(reader.node) if self.graph.is_relu(each)}
-            solved = self._consistent(node, readers, found, safe) if passed <= settled else None
+            passed = {each for reader in readers for each in self.graph.after(reader.node)} - settled
+            clear = all(map(self._solvable, readers)) and all(map(self.graph.is_linear, passed))
+            solved = self._consistent(node, readers, found, safe) if clear else None
             if solved is not None:
                 found, safe[node] = solved
                 settled.add(node)
             elif node not in settled:
                 break
         return found
+
+    def _solvable(self, each: Convolution) -> bool:
+        layer = each.layer
+        plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return plain and f"{each.name}.weight" in self.gradient.tensors
 
     def _consistent(
         self, node: fx.Node, readers: Sequence[Convolution], known: Known, safe: Known
@@ -170,9 +179,7 @@ class Solver:
         return None if solved is None else ({**found, node: solved[0]}, solved[1])
 
     def _fit(self, node: fx.Node, readers: Sequence[Convolution], known: Known) -> Fit | None:
-        values = self.run(known)
-        signals = values.back([each.node for each in readers], signal=self.slopes(values))
-        return self._equations(node, readers, signals, known).fit()
+        return self._equations(node, readers, self.signals(readers, self.run(known)), known).fit()
 
     def _flipped(
         self, node: fx.Node, readers: Sequence[Convolution], known: Known, safe: Known, fit: Fit
@@ -194,9 +201,7 @@ class Solver:
     def _repaired(self, node: fx.Node, readers: Sequence[Convolution], known: Known) -> dict[fx.Node, Tensor] | None:
         """The values with the signs that channels show which do not fit the solution of the others."""
         values = self.run(known)
-        slopes = self.slopes(values)
-        signals = values.back([each.node for each in readers], signal=slopes)
-        equations = self._equations(node, readers, signals, known)
+        equations = self._equations(node, readers, self.signals(readers, values), known)
         used = torch.ones(int(equations.channel.max()) + 1, dtype=torch.bool)
         fit = equations.fit(used)
         while fit is not None and fit.residual > _EXACT:
@@ -214,7 +219,7 @@ class Solver:
             if gate is None or bool(fits.all()):
                 continue
             value = values.of[gate].detach()
-            full = self.run({**known, gate: value.clamp_min(_TINY)}).back([each.node], signal=slopes)[0]
+            full = self.signals([each], self.run({**known, gate: value.clamp_min(_TINY)}))[0]
             shown = _signal(self.slope(each), solved[0], each.layer, full.shape[2:]) / full.where(full != 0, torch.inf)
             is_open = torch.where(fits[None, :, None, None], value > 0, shown > 0.5)
             found[gate] = torch.where(is_open, value.clamp_min(_TINY), 0.0)

@@ -74,7 +74,8 @@ class Equations:
         ]
         shares = (by_channel[0] / by_channel[1].clamp_min(1e-300)).sqrt()
         residual = float((rest.sum() / size.sum().clamp_min(1e-300)).sqrt())
-        return Fit(flat, turn[rank:], inverse.norm(dim=1), shares, residual)
+        spread = inverse.norm(dim=1)
+        return Fit(flat, turn[rank:], spread.clamp_min(1e-3 * float(spread.max())), shares, residual)
 
 
 def channels_first(flat: Tensor, shape: Sequence[int]) -> Tensor:

@@ -18,12 +18,14 @@ Pieces = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureProblem(Problem):
-    """An image (1, C, H, W) in [0, 1] whose values before some ReLUs give `constants["wanted"]` behind them.
+    """An image (1, C, H, W) in [0, 1] with given values inside a network, `constants["wanted"]`.
 
-    pieces: from the image to what each ReLU reads. smooth: weight of total variation. first: the image to start from.
+    pieces: from the image to these values; for a ReLU to what it reads. gated: which values are those behind a ReLU.
+    smooth: weight of total variation. first: the image to start from.
     """
 
     pieces: Pieces
+    gated: Sequence[bool]
     smooth: float
     first: Tensor
 
@@ -38,8 +40,9 @@ class FeatureProblem(Problem):
     def misfit(self, images: Tensor, wanted: Sequence[Tensor]) -> Tensor:
         """The squared error of each node, relative to its size; of a closed ReLU only what it would let through."""
         parts = [
-            torch.where(goal > 0, value - goal, value.clamp_min(0)).square().sum() / goal.square().sum()
-            for value, goal in zip(self.pieces(images), wanted, strict=True)
+            (torch.where(goal > 0, value - goal, value.clamp_min(0)) if behind else value - goal).square().sum()
+            / goal.square().sum().clamp_min(1e-300)
+            for value, goal, behind in zip(self.pieces(images), wanted, self.gated, strict=True)
         ]
         return torch.stack(parts).sum()
 
@@ -48,7 +51,13 @@ class FeatureProblem(Problem):
         return self.first.numel()
 
 
-def search(pieces: Pieces, wanted: Sequence[Tensor], first: Tensor, stages: Sequence[tuple[float, int]]) -> Tensor:
+def search(
+    pieces: Pieces,
+    gated: Sequence[bool],
+    wanted: Sequence[Tensor],
+    first: Tensor,
+    stages: Sequence[tuple[float, int]],
+) -> Tensor:
     """The image after stages of (weight of total variation, iterations)."""
     image = first
     for smooth, iterations in stages:
@@ -58,6 +67,7 @@ def search(pieces: Pieces, wanted: Sequence[Tensor], first: Tensor, stages: Sequ
             precision=torch.float64,
             constants={"wanted": list(wanted)},
             pieces=pieces,
+            gated=gated,
             smooth=smooth,
             first=image,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,13 @@ from leaktight.attacks.exact.analytic import precise
 from leaktight.core.errors import ModelError
 from leaktight.core.types import Observation
 from leaktight.models.surgery import copied
+
+_LINEAR_LAYERS = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.ZeroPad2d)
+_LINEAR_FUNCTIONS = {
+    *(operator.add, operator.iadd, operator.sub, operator.getitem, torch.add, torch.sub, torch.cat, torch.flatten),
+    *(torch.mean, F.pad, F.avg_pool2d, F.adaptive_avg_pool2d),
+}
+_LINEAR_METHODS = {"add", "add_", "mean", "flatten", "view", "reshape", "contiguous", "size"}
 
 Known = Mapping[fx.Node, Tensor]
 """Values of nodes that were found, (N, ...)."""
@@ -37,17 +45,12 @@ class Values:
     """The values of all nodes for some images, and a way back."""
 
     of: Mapping[fx.Node, Tensor]
-    output: Tensor
 
-    def back(self, wanted: Sequence[fx.Node], source: fx.Node | None = None, *, signal: Tensor) -> list[Tensor]:
-        """The gradient by the nodes `wanted` of the sum of `signal` times the node `source` (None: the outputs)."""
-        start = self.output if source is None else self.of[source]
-        found = torch.autograd.grad(
-            start, [self.of[node] for node in wanted], signal, allow_unused=True, retain_graph=True
-        )
-        return [
-            torch.zeros_like(self.of[node]) if each is None else each for node, each in zip(wanted, found, strict=True)
-        ]
+    def back(self, wanted: Sequence[fx.Node], source: fx.Node, signal: Tensor) -> list[Tensor]:
+        """The gradient by the nodes `wanted` of the sum of `signal` times the node `source`."""
+        starts = [self.of[node] for node in wanted]
+        found = torch.autograd.grad(self.of[source], starts, signal, allow_unused=True, retain_graph=True)
+        return [torch.zeros_like(start) if each is None else each for start, each in zip(starts, found, strict=True)]
 
 
 class Graph:
@@ -60,15 +63,19 @@ class Graph:
             self.module = fx.symbolic_trace(model.requires_grad_(False))
         except Exception as error:  # tracing fails in as many ways as a network can be written
             raise ModelError(f"expected a network without branches that depend on values, got: {error}") from error
-        self._drop_identities()
+        self._simplify()
         self.shape = seen.inputs.shape
         self.nodes = [node for node in self.module.graph.nodes if node.op not in ("get_attr", "output")]
 
-    def _drop_identities(self) -> None:
+    def _simplify(self) -> None:
+        """Leave out nodes that change nothing, and make every ReLU one that does not write to what it reads."""
         for node in list(self.module.graph.nodes):
             if isinstance(self.layer(node), nn.Identity | nn.Dropout):
                 node.replace_all_uses_with(_read(node))
                 self.module.graph.erase_node(node)
+            elif self.is_relu(node):
+                read = _read(node)
+                node.op, node.target, node.args, node.kwargs = "call_function", torch.relu, (read,), {}
         self.module.recompile()
 
     @cached_property
@@ -107,6 +114,20 @@ class Graph:
             or (node.op == "call_method" and node.target in ("relu", "relu_"))
         )
 
+    def is_linear(self, node: fx.Node) -> bool:
+        """Whether the derivative of a node does not depend on what it reads, as far as is known."""
+        if node.op == "call_module":
+            return isinstance(self.layer(node), _LINEAR_LAYERS)
+        return node.target in (_LINEAR_METHODS if node.op == "call_method" else _LINEAR_FUNCTIONS)
+
+    @cached_property
+    def head(self) -> fx.Node:
+        """The last linear layer, which all outputs hang on."""
+        linear = [node for node in self.nodes if isinstance(self.layer(node), nn.Linear)]
+        if not linear or linear[-1] not in self.cuts:
+            raise ModelError("expected a network that ends in a linear layer, got another; use a search")
+        return linear[-1]
+
     def gated(self, node: fx.Node) -> fx.Node | None:
         """What a ReLU reads; None for other nodes."""
         return _read(node) if self.is_relu(node) else None
@@ -140,8 +161,8 @@ class Graph:
         """
         with torch.enable_grad():
             interpreter = _Substituting(self, known or {})
-            output = interpreter.run(images.double().requires_grad_())
-        return Values(interpreter.values, output)
+            interpreter.run(images.detach().double().requires_grad_())
+        return Values(interpreter.values)
 
     def pieces(self, wanted: Sequence[fx.Node]) -> Callable[[Tensor], list[Tensor]]:
         """A function from images to the values of some nodes, which runs no more than it needs."""
@@ -175,8 +196,9 @@ class _Substituting(fx.Interpreter):
 
 
 def _read(node: fx.Node) -> fx.Node:
-    first = node.args[0]
-    assert isinstance(first, fx.Node)
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node):
+        raise ModelError(f"expected {node} to be given its input by position, got {dict(node.kwargs)}; use a search")
     return first
 
 

@@ -9,7 +9,7 @@ so they follow by least squares, and so does the whole image.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ Place: TypeAlias = tuple[int, int]
 _ROUNDING = 1e-6  # singular values below this, relative to the largest, are rounding
 _ZERO = 1e-3  # entries of a ray below this, relative to the largest, are taken for zeros
 _FITS = 1e-2  # the largest relative residual of a neighbour; places beyond the border had 0.4 and more
+_NOISE = 1e-5  # how negative an entry may be, relative to the largest: rounding moves true zeros
 _TRIES = 12  # linear programs for each image
 _MOST_COLUMNS = 1500  # of a linear program
 _SPARE = 8  # zeros that a ray has beyond those that any ray has
@@ -36,13 +37,15 @@ def unmixed(gradient: Tensor, size: Place, number: int, generator: torch.Generat
     gradient: of the weight (C, c, k, k) of a convolution with stride 1 that keeps the size (h, w).
     """
     channels, kernel = gradient.shape[1], gradient.shape[2]
+    if not bool(gradient.any()):
+        return None
     space = _row_space(gradient.flatten(1))
     found: list[Floats] = []
     for _ in range(_TRIES * number):
         ray = _ray(space, generator)
         if ray is None or any(_met(ray, image, kernel) for image in found):
             continue
-        image = _assembled(_grown(space, ray, channels, kernel), channels, kernel, size)
+        image = _assembled(_grown(space, ray, channels, kernel, size), channels, kernel, size)
         if image is not None:
             found.append(image)
         if len(found) == number:
@@ -85,7 +88,12 @@ def _ray(space: Floats, generator: torch.Generator) -> Floats | None:
     some = space[:, columns]
     costs = some @ torch.rand(len(columns), generator=generator, dtype=torch.float64).numpy()
     found = linprog(
-        costs, A_ub=-some.T, b_ub=np.zeros(len(columns)), A_eq=some[:, :1].T, b_eq=[1.0], bounds=(None, None)
+        costs,
+        A_ub=-some.T,
+        b_ub=np.full(len(columns), _NOISE * np.abs(some).max()),
+        A_eq=some[:, :1].T,
+        b_eq=[1.0],
+        bounds=(None, None),
     )
     if found.status != 0:
         return None
@@ -118,14 +126,19 @@ class _Overlap(NamedTuple):
     values: Floats
 
 
-def _grown(space: Floats, ray: Floats, channels: int, kernel: int) -> dict[Place, Floats]:
-    """The patches (c, k * k) by their place relative to that of the first, as far as neighbours are found."""
+def _grown(space: Floats, ray: Floats, channels: int, kernel: int, size: Place) -> dict[Place, Floats]:
+    """The patches (c, k * k) by their place relative to that of the first, as far as neighbours are found.
+
+    They span no more than the size, for a patch can be its own neighbour.
+    """
     grid = {(0, 0): ray.reshape(channels, -1)}
     left, refused = [(0, 0)], set[Place]()
     while left:
         row, column = left.pop(0)
         for place in ((row, column + 1), (row, column - 1), (row + 1, column), (row - 1, column)):
             if place in grid or place in refused:
+                continue
+            if any(extent > most for extent, most in zip(_span([*grid, place]), size, strict=True)):
                 continue
             patch = _fitted(space, _overlap(grid, place, channels, kernel))
             if patch is None:
@@ -134,6 +147,12 @@ def _grown(space: Floats, ray: Floats, channels: int, kernel: int) -> dict[Place
                 grid[place] = patch
                 left.append(place)
     return grid
+
+
+def _span(places: Sequence[Place]) -> Place:
+    """How many rows and columns places extend over."""
+    rows, columns = ([place[axis] for place in places] for axis in (0, 1))
+    return max(rows) - min(rows) + 1, max(columns) - min(columns) + 1
 
 
 def _overlap(grid: dict[Place, Floats], place: Place, channels: int, kernel: int) -> _Overlap:
@@ -175,10 +194,9 @@ def _fitted(space: Floats, overlap: _Overlap) -> Floats | None:
 
 def _assembled(grid: dict[Place, Floats], channels: int, kernel: int, size: Place) -> Floats | None:
     """The image (c, h, w) of the patches' middles; None if they do not span it."""
-    first = tuple(min(place[axis] for place in grid) for axis in (0, 1))
-    last = tuple(max(place[axis] for place in grid) for axis in (0, 1))
-    if (last[0] - first[0] + 1, last[1] - first[1] + 1) != tuple(size):
+    if _span([*grid]) != tuple(size):
         return None
+    first = [min(place[axis] for place in grid) for axis in (0, 1)]
     image = np.zeros((channels, *size))
     for (row, column), patch in grid.items():
         image[:, row - first[0], column - first[1]] = patch[:, kernel * kernel // 2]
