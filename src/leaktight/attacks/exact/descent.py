@@ -20,6 +20,7 @@ from leaktight.attacks.exact.patches import unmixed
 from leaktight.core.errors import UsageError
 
 _EXACT = 2e-5  # the largest relative residual of a solution; a wrong sign of a ReLU leaves more
+_NEAR = 1e-3  # the same where the gradient at the outputs is not exact yet
 _AGREES = 5e-2  # the largest relative difference of a gradient at outputs that was found in two ways
 _MOST_OPEN = 600  # directions left open by the gradient that may be determined by known outputs
 _MOST_WRONG = 8  # channels that are left out because a sign is wrong there
@@ -125,8 +126,8 @@ class Solver:
             if not all(map(self._solvable, readers)):
                 return None
             signals = self.run(inside).back([each.node for each in readers], last.node, signal)
-            fit = self._equations(node, readers, signals, inside).fit()
-            found = None if fit is None else self._value(node, fit, inside)
+            fit = _without_wrong(self._equations(node, readers, signals, inside), _NEAR)
+            found = None if fit is None else self._value(node, fit[0], inside)
             if found is None:
                 return None
             inside[node] = found[0]
@@ -202,17 +203,11 @@ class Solver:
         """The values with the signs that channels show which do not fit the solution of the others."""
         values = self.run(known)
         equations = self._equations(node, readers, self.signals(readers, values), known)
-        used = torch.ones(int(equations.channel.max()) + 1, dtype=torch.bool)
-        fit = equations.fit(used)
-        while fit is not None and fit.residual > _EXACT:
-            used[fit.channels.argmax()] = False
-            rows = int(used[equations.channel].sum())
-            if int((~used).sum()) > _MOST_WRONG or rows < _SPARE * equations.matrix.shape[1]:
-                return None
-            fit = equations.fit(used)
-        solved = None if fit is None else self._value(node, fit, known)
-        if solved is None:
+        fitted = _without_wrong(equations, _EXACT)
+        solved = None if fitted is None else self._value(node, fitted[0], known)
+        if fitted is None or solved is None:
             return None
+        used = fitted[1]
         found = dict(known)
         for each, fits in zip(readers, torch.split(used, [each.layer.out_channels for each in readers]), strict=True):
             gate = self._gate(each)
@@ -279,6 +274,19 @@ class Solver:
         if int(solved.rank) < len(moved):
             return None
         return value + torch.einsum("w,wnchv->nchv", solved.solution[:, 0], torch.stack(moved))
+
+
+def _without_wrong(equations: Equations, limit: float) -> tuple[Fit, Tensor] | None:
+    """The solution without the channels that do not fit it, and which were used; None if too many do not."""
+    used = torch.ones(int(equations.channel.max()) + 1, dtype=torch.bool)
+    fit = equations.fit(used)
+    while fit is not None and fit.residual > limit:
+        used[fit.channels.argmax()] = False
+        rows = int(used[equations.channel].sum())
+        if int((~used).sum()) > _MOST_WRONG or rows < _SPARE * equations.matrix.shape[1]:
+            return None
+        fit = equations.fit(used)
+    return None if fit is None else (fit, used)
 
 
 def _signal(slope: Tensor, value: Tensor, layer: nn.Conv2d, size: Sequence[int]) -> Tensor:
