@@ -21,6 +21,7 @@ from leaktight.adaptive.auto import Auto
 from leaktight.attacks.controls import MeanImage, PriorOnly, PublicImage
 from leaktight.attacks.exact.cocktail_party import CocktailParty
 from leaktight.attacks.exact.linear_inversion import LinearInversion
+from leaktight.attacks.exact.peeling import Peeling
 from leaktight.attacks.exact.rgap import RGap
 from leaktight.attacks.exact.spear import Spear
 from leaktight.attacks.generative.ggl import Ggl
@@ -44,7 +45,7 @@ from leaktight.core.errors import NotDisclosedError
 from leaktight.core.protocols import ActiveAttack, Attack, Defense, LabelSource, Progress
 from leaktight.core.rng import Rng
 from leaktight.core.threat import Knowledge
-from leaktight.core.types import Batch, Observation, Reconstruction
+from leaktight.core.types import Batch, Mode, Observation, Reconstruction
 from leaktight.data.dataset import Dataset
 from leaktight.data.embedded import Digits
 from leaktight.defenses.minmax import MinMaxSampling
@@ -63,10 +64,10 @@ def network(kind: str = "lenet_zhu", init: str = "wide", **settings: typing.Any)
     return build_model(MODELS[kind](**settings), digits().inputs, 10, init=init, rng=replayed(3))
 
 
-def one(kind: str = "lenet_zhu", init: str = "wide", **settings: typing.Any) -> list[Observation]:
+def one(kind: str = "lenet_zhu", init: str = "wide", mode: Mode = "train", **settings: typing.Any) -> list[Observation]:
     """A gradient of one digit, with all that an attacker may know about it."""
     batch = draw(digits(), 1, seed=3, unique=True)
-    seen = observe(network(kind, init, **settings), batch, 10)
+    seen = observe(network(kind, init, **settings), batch, 10, mode=mode)
     return [replace(seen, labels=batch.targets, public_data=digits().test.batch(torch.arange(24)))]
 
 
@@ -103,6 +104,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "linear_inversion": (LinearInversion(), lambda: one("mlp", "default")),
     "spear": (Spear(), lambda: one("mlp", "default")),
     "cocktail_party": (CocktailParty(iterations=3), lambda: one("mlp", "default", activation="sigmoid")),
+    "peeling": (Peeling(iterations=1), lambda: one("resnet20", "default", mode="eval")),
     "rgap": (RGap(), lambda: one("cnn6", "default", head="linear")),
     "robbing_the_fed": (ROBBING, lambda: asked(ROBBING, batch=6)),
     "fishing": (FISHING, lambda: asked(FISHING, batch=6)),
@@ -113,7 +115,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "nearest_public_image": (NearestPublicImage(), smooth),
 }
 CLOSED_FORMS = {
-    *("linear_inversion", "spear", "rgap", "robbing_the_fed", "nearest_public_image"),
+    *("linear_inversion", "spear", "peeling", "rgap", "robbing_the_fed", "nearest_public_image"),
     *("prior_only", "mean_image", "public_image"),
 }
 every_attack = pytest.mark.parametrize("kind", CASES)

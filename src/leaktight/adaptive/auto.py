@@ -18,6 +18,7 @@ from leaktight.adaptive.evidence import EXPLAINED, Candidate, choose, weigh
 from leaktight.adaptive.knowing import Adaptation, Knowing
 from leaktight.attacks.exact.cocktail_party import CocktailParty
 from leaktight.attacks.exact.linear_inversion import LinearInversion
+from leaktight.attacks.exact.peeling import Peeling
 from leaktight.attacks.exact.rgap import RGap
 from leaktight.attacks.exact.spear import Spear
 from leaktight.attacks.generative.grnn import Grnn
@@ -48,7 +49,12 @@ LARGE = 200_000
 
 KNOWING = "(knowing the defense)"
 
-_EXACT: Mapping[str, Attack] = {"linear_inversion": LinearInversion(), "rgap": RGap(tolerance=0.01), "spear": Spear()}
+_EXACT: Mapping[str, Attack] = {
+    "linear_inversion": LinearInversion(),
+    "rgap": RGap(tolerance=0.01),
+    "spear": Spear(),
+    "peeling": Peeling(),
+}
 
 ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
     "quick": {
@@ -88,7 +94,7 @@ ADAPTED: tuple[str, ...] = ("csdlg", "inverting_gradients")
 
 _BY_LBFGS = ("csdlg", "dlg")
 _JOINTLY = ("dlg",)
-_ONE_STEP = ("spear", "cocktail_party")
+_ONE_STEP = ("spear", "peeling", "cocktail_party")
 _SEVERAL_EXAMPLES = ("cocktail_party",)
 
 
