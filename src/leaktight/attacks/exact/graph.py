@@ -126,7 +126,8 @@ class Graph:
         linear = [node for node in self.nodes if isinstance(self.layer(node), nn.Linear)]
         if not linear or linear[-1] not in self.cuts:
             raise ModelError("expected a network that ends in a linear layer, got another; use a search")
-        return linear[-1]
+        head: fx.Node = linear[-1]
+        return head
 
     def gated(self, node: fx.Node) -> fx.Node | None:
         """What a ReLU reads; None for other nodes."""
