@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from leaktight.attacks.exact.analytic import Gradient
 from leaktight.attacks.exact.equations import Equations, Fit, channels_first, let_through
-from leaktight.attacks.exact.graph import Convolution, Graph, Known, Values, norm_behind
+from leaktight.attacks.exact.graph import Convolution, Graph, Known, Values
 from leaktight.attacks.exact.patches import unmixed
 from leaktight.core.errors import UsageError
 
@@ -40,6 +41,11 @@ class Solver:
     def run(self, known: Known) -> Values:
         return self.graph.run(torch.zeros(self.number, *self.graph.shape), known)
 
+    @cached_property
+    def shapes(self) -> dict[fx.Node, torch.Size]:
+        """Of the values of all nodes."""
+        return {node: value.shape for node, value in self.run({}).of.items()}
+
     def slope(self, each: Convolution) -> Tensor:
         return self.gradient.needed(f"{each.name}.weight")
 
@@ -63,37 +69,37 @@ class Solver:
 
     def start(self, generator: torch.Generator) -> Known:
         """The input of one of the last convolutions, or of its block, from which all that follows can be computed."""
-        shapes = self.run({}).of
-        wide = [each for each in self.graph.convolutions if self._can_unmix(each, shapes)]
+        wide = [each for each in self.graph.convolutions if self._can_unmix(each)]
         if not wide:
             raise UsageError(
                 f"expected a convolution behind a ReLU with at least as many channels as positions of "
                 f"{self.number} images, got none; use a search"
             )
         for last in reversed(wide):
-            known = self._begun(last, tuple(shapes[last.entered].shape[2:]), generator)
+            known = self._begun(last, generator)
             if known is not None:
                 return known
         raise UsageError("expected gradients of convolutions whose inputs can be told apart, got none; use a search")
 
-    def _can_unmix(self, each: Convolution, shapes: Known) -> bool:
+    def _can_unmix(self, each: Convolution) -> bool:
         layer = each.layer
         same = layer.stride == (1, 1) == layer.dilation and self._solvable(each)
         kernel, other = layer.kernel_size
         square = kernel == other and kernel % 2 == 1 and kernel > 1
         keeps = layer.padding == (kernel // 2, kernel // 2)
-        scaled = layer.bias is not None or norm_behind(self.graph, each) is not None
-        enough = shapes[each.node].shape[2:].numel() * self.number <= layer.out_channels
-        return same and square and keeps and scaled and enough and self.graph.is_relu(each.entered)
+        enough = self.shapes[each.node][2:].numel() * self.number <= layer.out_channels
+        return (
+            same and square and keeps and enough and self.graph.is_relu(each.entered) and self._total(each) is not None
+        )
 
-    def _begun(self, last: Convolution, size: tuple[int, ...], generator: torch.Generator) -> Known | None:
+    def _begun(self, last: Convolution, generator: torch.Generator) -> Known | None:
         """The value of the nearest cut, if the gradient at `last` that follows from it is the one that was unmixed."""
-        slope = self.slope(last)
+        slope, total, size = self.slope(last), self._total(last), self.shapes[last.entered][2:]
         images = unmixed(slope, (size[0], size[1]), self.number, generator)
-        if images is None:
+        if images is None or total is None:
             return None
         signal = _signal(slope, images, last.layer, size)
-        factors = torch.linalg.lstsq(signal.sum((2, 3)).T, self._total(last)[:, None]).solution[:, 0]
+        factors = torch.linalg.lstsq(signal.sum((2, 3)).T, total[:, None]).solution[:, 0]
         if not bool((factors > 0).all()):
             return None
         factors = factors[:, None, None, None]
@@ -105,15 +111,18 @@ class Solver:
         again = self.signals([last], values)[0]
         return known if float((again - signal).norm()) < _AGREES * float(signal.norm()) else None
 
-    def _total(self, each: Convolution) -> Tensor:
-        """The gradient at the outputs of a convolution, summed over all positions and images, (C,)."""
+    def _total(self, each: Convolution) -> Tensor | None:
+        """The gradient at the outputs of a convolution, summed over positions and images, (C,); None if it is unknown.
+
+        It is that of its bias, or follows from that of the batch norm behind it.
+        """
         if each.layer.bias is not None:
-            return self.gradient.needed(f"{each.name}.bias")
-        norm = norm_behind(self.graph, each)
-        assert norm is not None
-        assert norm.running_var is not None
-        (user,) = each.node.users
-        return self.gradient.needed(f"{user.target}.bias") * norm.weight * (norm.running_var + norm.eps).rsqrt()
+            return self.gradient.tensors.get(f"{each.name}.bias")
+        norm = self.graph.norm_behind(each)
+        if norm is None or norm.running_var is None:
+            return None
+        slope = self.gradient.tensors.get(f"{next(iter(each.node.users)).target}.bias")
+        return None if slope is None else slope * norm.weight * (norm.running_var + norm.eps).rsqrt()
 
     def _up_to_a_cut(self, known: Known, last: Convolution, signal: Tensor) -> Known | None:
         """The value of the nearest cut before `last`, from the gradient at its outputs."""
@@ -126,7 +135,7 @@ class Solver:
             if not all(map(self._solvable, readers)):
                 return None
             signals = self.run(inside).back([each.node for each in readers], last.node, signal)
-            fit = _without_wrong(self._equations(node, readers, signals, inside), _NEAR)
+            fit = _without_wrong(self._equations(node, readers, signals), _NEAR)
             found = None if fit is None else self._value(node, fit[0], inside)
             if found is None:
                 return None
@@ -180,14 +189,15 @@ class Solver:
         return None if solved is None else ({**found, node: solved[0]}, solved[1])
 
     def _fit(self, node: fx.Node, readers: Sequence[Convolution], known: Known) -> Fit | None:
-        return self._equations(node, readers, self.signals(readers, self.run(known)), known).fit()
+        return self._equations(node, readers, self.signals(readers, self.run(known))).fit()
 
     def _flipped(
         self, node: fx.Node, readers: Sequence[Convolution], known: Known, safe: Known, fit: Fit
     ) -> dict[fx.Node, Tensor] | None:
         """The values after the change of one sign that was in doubt, if it makes the solution fit better."""
         best: tuple[float, dict[fx.Node, Tensor]] = 0.9 * fit.residual, {}
-        for gate in {each for reader in readers if (each := self._gate(reader)) in safe and each is not None}:
+        gates = [gate for reader in readers if (gate := self._gate(reader)) is not None and gate in safe]
+        for gate in dict.fromkeys(gates):
             for place in safe[gate].flatten().argsort()[:_MOST_DOUBTS]:
                 value = known[gate].flatten().clone()
                 value[place] = 0.0 if value[place] > 0 else _TINY
@@ -202,7 +212,7 @@ class Solver:
     def _repaired(self, node: fx.Node, readers: Sequence[Convolution], known: Known) -> dict[fx.Node, Tensor] | None:
         """The values with the signs that channels show which do not fit the solution of the others."""
         values = self.run(known)
-        equations = self._equations(node, readers, self.signals(readers, values), known)
+        equations = self._equations(node, readers, self.signals(readers, values))
         fitted = _without_wrong(equations, _EXACT)
         solved = None if fitted is None else self._value(node, fitted[0], known)
         if fitted is None or solved is None:
@@ -229,15 +239,13 @@ class Solver:
             (node,) = node.users
         return node
 
-    def _equations(
-        self, node: fx.Node, readers: Sequence[Convolution], signals: Sequence[Tensor], known: Known
-    ) -> Equations:
-        size = self.run(known).of[node].shape[2:]
-        return Equations.of([each.layer for each in readers], [self.slope(each) for each in readers], signals, size)
+    def _equations(self, node: fx.Node, readers: Sequence[Convolution], signals: Sequence[Tensor]) -> Equations:
+        slopes = [self.slope(each) for each in readers]
+        return Equations.of([each.layer for each in readers], slopes, signals, self.shapes[node][2:])
 
     def _value(self, node: fx.Node, fit: Fit, known: Known) -> tuple[Tensor, Tensor] | None:
         """The value of a node by a solution, and how safe its signs are; None if it is not determined."""
-        shape = self.run(known).of[node].shape
+        shape = self.shapes[node]
         value: Tensor | None = channels_first(fit.flat, shape)
         if value is not None and len(fit.openings):
             value = self._completed(node, value, fit.openings, known)

@@ -133,6 +133,12 @@ class Graph:
         """What a ReLU reads; None for other nodes."""
         return _read(node) if self.is_relu(node) else None
 
+    def norm_behind(self, convolution: Convolution) -> nn.BatchNorm2d | None:
+        """The batch norm that alone reads a convolution."""
+        users = list(convolution.node.users)
+        layer = self.layer(users[0]) if len(users) == 1 else None
+        return layer if isinstance(layer, nn.BatchNorm2d) else None
+
     def after(self, node: fx.Node) -> set[fx.Node]:
         """All nodes that depend on a node."""
         found, left = set[fx.Node](), [node]
@@ -201,10 +207,3 @@ def _read(node: fx.Node) -> fx.Node:
     if not isinstance(first, fx.Node):
         raise ModelError(f"expected {node} to be given its input by position, got {dict(node.kwargs)}; use a search")
     return first
-
-
-def norm_behind(graph: Graph, convolution: Convolution) -> nn.BatchNorm2d | None:
-    """The batch norm that alone reads a convolution."""
-    users = list(convolution.node.users)
-    layer = graph.layer(users[0]) if len(users) == 1 else None
-    return layer if isinstance(layer, nn.BatchNorm2d) else None
