@@ -86,6 +86,12 @@ def one_layer() -> Observation:
     return victim(count=3, model=network("logistic_regression", init="default"))
 
 
+def evaluated() -> Observation:
+    """The gradient of a residual network that runs its batch norm as in evaluation."""
+    batch = draw(digits(), 1, seed=3, unique=True)
+    return observe(network("resnet20", init="default"), batch, 10, mode="eval")
+
+
 def residual() -> Observation:
     return victim(count=2, model=network("resnet20", init="default"))
 
@@ -161,6 +167,7 @@ ATTACKS: Mapping[str, Run] = {
     "linear_inversion-batch": partial(curious, "linear_inversion", on=one_layer),
     "spear": partial(curious, "spear", on=mlp),
     "cocktail_party": partial(curious, "cocktail_party", on=mlp),
+    "peeling": partial(curious, "peeling", on=evaluated, iterations=1),
     "rgap": partial(curious, "rgap", on=cnn6),
     "robbing_the_fed": partial(active, "robbing_the_fed", batch=6, num_bins=24),
     "robbing_the_fed-fourier": partial(
