@@ -22,7 +22,7 @@ from leaktight.core.types import Certificate, Observation, Reconstruction
 from leaktight.models.surgery import has_batch_norm
 
 PROVEN = 0.999
-"""The share of the convolutions' gradients that must be explained. Features that are right to 5 % explain about 0.9."""
+"""The share of the convolutions' gradients that must be explained; images of 29 to 50 dB explained 0.83 to 0.98."""
 _PROOF = "gradients of all convolutions"
 _RETURNS = 0.02  # the largest root mean square of a determined image after a search from beside it
 _SMOOTH = (3e-2, 3e-3, 3e-4, 3e-5)  # weights of total variation, one stage each
