@@ -246,9 +246,8 @@ class Solver:
     def _value(self, node: fx.Node, fit: Fit, known: Known) -> tuple[Tensor, Tensor] | None:
         """The value of a node by a solution, and how safe its signs are; None if it is not determined."""
         shape = self.shapes[node]
-        value: Tensor | None = channels_first(fit.flat, shape)
-        if value is not None and len(fit.openings):
-            value = self._completed(node, value, fit.openings, known)
+        solved = channels_first(fit.flat, shape)
+        value = self._completed(node, solved, fit.openings, known) if len(fit.openings) else solved
         if value is None:
             return None
         if not self.graph.is_relu(node):

@@ -73,7 +73,7 @@ class Graph:
             if isinstance(self.layer(node), nn.Identity | nn.Dropout):
                 node.replace_all_uses_with(_read(node))
                 self.module.graph.erase_node(node)
-            elif self.is_relu(node):
+            elif _stands_for_relu(node, self.layer(node)):
                 read = _read(node)
                 node.op, node.target, node.args, node.kwargs = "call_function", torch.relu, (read,), {}
         self.module.recompile()
@@ -107,12 +107,7 @@ class Graph:
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def is_relu(self, node: fx.Node) -> bool:
-        functions = (F.relu, torch.relu, torch.relu_)
-        return (
-            isinstance(self.layer(node), nn.ReLU)
-            or (node.op == "call_function" and node.target in functions)
-            or (node.op == "call_method" and node.target in ("relu", "relu_"))
-        )
+        return node.target is torch.relu
 
     def is_linear(self, node: fx.Node) -> bool:
         """Whether the derivative of a node does not depend on what it reads, as far as is known."""
@@ -200,6 +195,15 @@ class _Substituting(fx.Interpreter):
         if isinstance(result, Tensor):
             self.values[node] = result
         return result
+
+
+def _stands_for_relu(node: fx.Node, layer: nn.Module | None) -> bool:
+    """Whether a node is a ReLU in any of the ways in which one is written."""
+    return (
+        isinstance(layer, nn.ReLU)
+        or (node.op == "call_function" and node.target in (F.relu, torch.relu, torch.relu_))
+        or (node.op == "call_method" and node.target in ("relu", "relu_"))
+    )
 
 
 def _read(node: fx.Node) -> fx.Node:

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,9 +54,14 @@ def unmixed(gradient: Tensor, size: Place, number: int, generator: torch.Generat
     return None
 
 
+def _patches(image: Tensor, kernel: int) -> Tensor:
+    """The patches (h * w, c * k * k) of an image (c, h, w), zeros around it."""
+    return F.unfold(image[None], kernel, padding=kernel // 2)[0].T
+
+
 def _sharpened(space: Floats, image: Tensor, kernel: int) -> Tensor:
     """An image (c, h, w) whose patches are determined by their zeros, at the scale that they had."""
-    patches = torch.nn.functional.unfold(image[None], kernel, padding=kernel // 2)[0].T.numpy()
+    patches = _patches(image, kernel).numpy()
     middle = kernel * kernel // 2
     result = image.flatten(1).clone()
     for place, patch in enumerate(patches):
@@ -113,7 +119,7 @@ def _exact(space: Floats, zeros: NDArray[np.bool_]) -> Floats:
 
 def _met(ray: Floats, image: Floats, kernel: int) -> bool:
     """Whether a ray is a patch of an image (c, h, w) that was found."""
-    rows = torch.nn.functional.unfold(torch.from_numpy(image)[None], kernel, padding=kernel // 2)[0].T
+    rows = _patches(torch.from_numpy(image), kernel)
     lengths = rows.norm(dim=1).clamp_min(1e-12)
     alike = rows @ torch.from_numpy(ray) / lengths / float(np.linalg.norm(ray))
     return bool(alike.max() > 1 - _FITS)
