@@ -24,6 +24,7 @@ from bench import (
     quality,
     robust,
     secret,
+    spear,
     startup,
 )
 
@@ -46,6 +47,7 @@ OWN_ARGUMENTS: Mapping[str, Callable[[list[str]], None]] = {
     "labels": labels.main,
     "quality": quality.main,
     "robust": robust.main,
+    "spear": spear.main,
 }
 """Campaigns with arguments of their own, which are not part of all."""
 
