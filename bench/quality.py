@@ -182,9 +182,7 @@ def main(arguments: list[str]) -> None:
     inductor.compile_threads = 1  # a compiler that is a child of this process counts
     test = Cifar10().load(data_root()).test
     for kind in chosen.networks:
-        print(
-            f"{kind} | SSIM, breaching | here | s | s | ratio | 0.01 less: s | s | ratio | begun | guesses", flush=True
-        )
+        print(f"{kind} | {HEAD}", flush=True)
         ratios: list[tuple[float, float]] = []
         for place in range(chosen.first, chosen.first + chosen.victims):
             batch = test.batch(slice(place, place + 1))
