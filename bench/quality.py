@@ -15,6 +15,7 @@ Where the 24,000 iterations of breaching take too long there are two ways to do 
 An SSIM is worth little by itself: that of an even grey image, which knows nothing, is printed beside it.
 
     python -m bench quality lenet_zhu --victims 10
+    python -m bench quality resnet20 --victims 3 --iterations 1200
 """
 
 from __future__ import annotations
