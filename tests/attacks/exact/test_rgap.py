@@ -181,3 +181,18 @@ def test_a_tolerance_refuses_an_update_that_no_single_example_has(digits: Datase
     plain.reconstruct([changed], rng=replayed(0))
     with pytest.raises(UsageError, match="expected the gradient of one example"):
         strict.reconstruct([changed], rng=replayed(0))
+
+
+def test_a_tolerance_ends_the_descent_at_a_layer_that_no_single_example_has(digits: Dataset) -> None:
+    """A defense that leaves the last layer as it is."""
+    batch = draw(digits, 1, 0)
+    model = build_model(Cnn6(head="linear"), digits.inputs, digits.num_classes, rng=replayed(0))
+    seen = observe(model, batch, digits.num_classes)
+    layers = [layer["layer"] for layer in RGap().reconstruct([seen], rng=replayed(0)).notes["layers"]]
+    tensors = dict(seen.update.tensors)
+    tensors[f"{layers[1]}.weight"] = tensors[f"{layers[1]}.weight"].flip(0)
+    changed = replace(seen, update=replace(seen.update, tensors=tensors))
+    found = RGap().reconstruct([changed], rng=replayed(0)).notes["layers"]
+    assert [layer["residual"] < 0.1 for layer in found[:2]] == [True, False]
+    with pytest.raises(UsageError, match=f"expected the gradient of one example in '{layers[1]}'"):
+        RGap(tolerance=0.01).reconstruct([changed], rng=replayed(0))

@@ -15,13 +15,14 @@ from torch.func import grad
 
 from leaktight.attacks.optimizers import compile as compiling
 from leaktight.attacks.optimizers.compile import make_runnable
+from leaktight.attacks.optimizers.script import Script
 from leaktight.core.rng import global_seed
 
 
 def graph_of(function: object, *inputs: Tensor) -> fx.GraphModule:
     runnable = make_runnable(function, inputs, "fx", onednn=True)  # type: ignore[arg-type]
-    assert isinstance(runnable.function, fx.GraphModule)
-    return runnable.function
+    assert isinstance(runnable.function, Script)
+    return runnable.function.graph
 
 
 def targets(graph: fx.GraphModule) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -27,6 +28,9 @@ _TURN = 1.2784645427610738
 """The maximum of m / (1 + e^m) is here: a value has one root below and one above."""
 
 _LARGEST_MARGIN = 600.0
+
+_GROWN = 10.0
+"""Times the tolerance: what a layer before the last may be off by, as errors grow from layer to layer."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ class RGap(Attack):
     The rank analysis of every layer is in `notes["layers"]`; `notes["failed_at"]` is the first layer, from the last on,
     whose input is not determined, or None. Before it the answer is one of many.
 
-    tolerance: the largest relative error of the last layer's equations, > 0. They hold up to rounding for one example,
-    and not for what most defenses leave; beyond it there is no answer. None: any.
+    tolerance: the largest relative error of the last layer's equations, > 0; ten times as much in other layers. They
+    hold up to rounding for one example, and not for what most defenses leave; beyond it the layers before are not
+    solved, and there is no answer. None: any.
     Reference: Zhu and Blaschko, R-GAP: Recursive Gradient Attack on Privacy, ICLR 2021.
     Assumes: one example, a plain chain of convolutions, activations and linear layers; with the single output of the
     paper's network the size of the gradient too (learning rate and one step for model changes). Labels help.
@@ -98,11 +103,15 @@ class RGap(Attack):
         attempts: list[_Attempt] = []
         normals: dict[str, Tensor] = {}
         for label, entered, signal in self._last_inputs(one, chain[-1], gradient):
-            inside, reports = _descend(chain[:-1], entered, signal, gradient, normals)
+            inside, reports = _descend(chain[:-1], entered, signal, gradient, normals, self._limit)
+            if inside is None:
+                continue
             image = first.pixels(inside)
             attempts.append(_Attempt(image, label, _distance(one, image, label, gradient), reports))
             if progress is not None:
                 progress(len(attempts) - 1, attempts[-1].loss, image)
+        if not attempts:
+            raise _no_single_example(reports[-1].layer, reports[-1].residual)
         best = min(attempts, key=lambda attempt: attempt.loss)
         failed = next((report.layer for report in best.reports if not report.determined), None)
         notes = {
@@ -114,6 +123,10 @@ class RGap(Attack):
         found = answer(best.image, torch.tensor([best.label]), best.loss, notes)
         return replace(found, first_loss=attempts[0].loss)
 
+    @property
+    def _limit(self) -> float:
+        return math.inf if self.tolerance is None else _GROWN * self.tolerance
+
     def _last_inputs(self, seen: Observation, last: Link, gradient: Gradient) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Every possible label, with the last layer's input and the gradient with respect to that input."""
         weight, slope = last.weight, gradient.needed(f"{last.name}.weight")
@@ -124,10 +137,7 @@ class RGap(Attack):
             entered = signal @ slope / signal.square().sum()
             error = _error(slope, signal, entered)
             if self.tolerance is not None and not error <= self.tolerance:
-                raise UsageError(
-                    f"expected the gradient of one example in {last.name!r}, a product of two vectors, got one that "
-                    f"differs from it by {error:.2g} of its length; use a search"
-                )
+                raise _no_single_example(last.name, error)
             yield label, entered, signal @ weight
             return
         if len(weight) != 1:
@@ -139,6 +149,13 @@ class RGap(Attack):
             for margin in margins(float((slope * weight).sum())):
                 signal = torch.tensor([-sign / (1 + np.exp(margin))], dtype=torch.float64)
                 yield label, slope[0] / signal, signal @ weight
+
+
+def _no_single_example(layer: str, error: float) -> UsageError:
+    return UsageError(
+        f"expected the gradient of one example in {layer!r}, got one that differs from any such by {error:.2g} of its "
+        "length; use a search"
+    )
 
 
 def _error(slope: Tensor, signal: Tensor, entered: Tensor) -> float:
@@ -168,14 +185,22 @@ def margins(product: float) -> list[float]:
 
 
 def _descend(
-    chain: Sequence[Link], output: Tensor, signal: Tensor, gradient: Gradient, normals: dict[str, Tensor]
-) -> tuple[Tensor, list[LayerReport]]:
+    chain: Sequence[Link],
+    output: Tensor,
+    signal: Tensor,
+    gradient: Gradient,
+    normals: dict[str, Tensor],
+    limit: float,
+) -> tuple[Tensor | None, list[LayerReport]]:
     """The input of the first link, (1, ...), from the output of the last link and the gradient with respect to it.
 
-    normals: a cache, by layer, of the normal equations of its outputs, shared by all attempts.
+    normals: a cache, by layer, of the normal equations of its outputs, shared by all attempts. limit: the residual of a
+    layer beyond which those before it are not solved; the input is then None.
     """
     reports: list[LayerReport] = []
     for link in reversed(chain):
+        if reports and not reports[-1].residual <= limit:
+            return None, reports
         inverse = activation_of(link)
         output, signal = (tensor.reshape(link.output_shape) for tensor in (output, signal))
         before, known = inverse.undo(output)
@@ -206,13 +231,16 @@ def _solve(
     assert isinstance(layer, nn.Conv2d)
     channels, *size = link.input_shape
     matrix = gradient_matrix(layer, signal, size)
-    gradients = torch.block_diag(*[matrix.T @ matrix] * channels)
+    gradients = matrix.T @ matrix  # of each channel
     bias = 0.0 if layer.bias is None else link.bias[:, None, None]
     from_outputs = _back(link, (before - bias) * known).flatten()
     rows = slope.transpose(0, 1).flatten(2).reshape(channels, -1)
     from_gradients = (rows @ matrix).flatten()
-    scales = [len(part) / max(float(part.trace()), 1e-300) for part in (outputs, gradients)]
-    normal = scales[0] * outputs + scales[1] * gradients
+    traces = outputs.trace(), gradients.diagonal().repeat(channels)[:, None].expand(outputs.shape).trace()
+    scales = [len(outputs) / max(float(trace), 1e-300) for trace in traces]
+    normal = scales[0] * outputs
+    for own in torch.arange(len(normal)).chunk(channels):
+        normal[own[0] : own[-1] + 1, own[0] : own[-1] + 1] += scales[1] * gradients
     wanted = scales[0] * from_outputs + scales[1] * from_gradients
     found, rank = _least_squares(normal.numpy(), wanted.numpy())
     entered = torch.from_numpy(found).reshape(channels, *size)
@@ -245,8 +273,8 @@ def _least_squares(normal: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, 
     kept = order[:rank]
     for _ in range(3):  # the solution, and two refinements
         rest = (wanted - normal @ found)[kept]
-        half = scipy.linalg.solve_triangular(upper, rest, trans=1)
-        found[kept] += scipy.linalg.solve_triangular(upper, half)
+        half = scipy.linalg.solve_triangular(upper, rest, trans=1, check_finite=False)
+        found[kept] += scipy.linalg.solve_triangular(upper, half, check_finite=False)
     return found, int(rank)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from torch.func import functionalize
 
 from leaktight.attacks.optimizers.form import Form
+from leaktight.attacks.optimizers.script import Script, scripted
 from leaktight.core.faults import raise_fault
 
 Backend: TypeAlias = Literal["eager", "fx", "inductor"]
@@ -75,15 +76,15 @@ def make_runnable(
     if backend == "eager":
         return _choose(function, inputs, backend, onednn)
     try:
-        graph = _shared(function, inputs, form)
+        traced = _shared(function, inputs, form)
     except Exception as error:  # tracing can fail with any kind of error
         raise_fault(error)
         warnings.warn(f"this network cannot be traced and runs eagerly ({_reason(error)})", stacklevel=2)
         return _choose(function, inputs, "eager", onednn)
-    chosen = _choose(graph, inputs, "fx", onednn)
+    chosen = _choose(traced.script or traced.graph, inputs, "fx", onednn)
     if backend == "fx":
         return chosen
-    compilation = _compiled(_Text.of(graph, inputs), chosen.onednn)
+    compilation = _compiled(_Text.of(traced.graph, inputs), chosen.onednn)
     compiled = Runnable(compilation.function, "inductor", chosen.onednn)
     try:
         if compilation.failed is None:
@@ -125,11 +126,24 @@ def _shapes(inputs: Sequence[Tensor]) -> tuple[str, ...]:
     return tuple(f"{each.dtype} {each.device} {each.shape} {each.stride()}" for each in inputs)
 
 
+@dataclass(frozen=True)
+class _Traced:
+    """script: runs the graph with less time between operations; None if the graph cannot be written that way."""
+
+    graph: fx.GraphModule
+    script: Script | None
+
+    @classmethod
+    def of(cls, function: Function, inputs: Sequence[Tensor]) -> _Traced:
+        graph = _traced(function, inputs)
+        return cls(graph, scripted(graph))
+
+
 @dataclass
 class _Tracing:
-    """graph: None until it is traced."""
+    """traced: None until it is."""
 
-    graph: fx.GraphModule | None = None
+    traced: _Traced | None = None
 
 
 @lru_cache(maxsize=64)
@@ -138,14 +152,14 @@ def _tracing(form: Form, shapes: tuple[str, ...], precision: torch.dtype) -> _Tr
     return _Tracing()
 
 
-def _shared(function: Function, inputs: Sequence[Tensor], form: Form | None) -> fx.GraphModule:
+def _shared(function: Function, inputs: Sequence[Tensor], form: Form | None) -> _Traced:
     """The graph of `function`, traced if no function of the same form was."""
     if form is None:
-        return _traced(function, inputs)
+        return _Traced.of(function, inputs)
     tracing = _tracing(form, _shapes(inputs), torch.get_default_dtype())
-    if tracing.graph is None:
-        tracing.graph = _traced(function, inputs)
-    return tracing.graph
+    if tracing.traced is None:
+        tracing.traced = _Traced.of(function, inputs)
+    return tracing.traced
 
 
 @dataclass
