@@ -21,7 +21,7 @@ from torch import Tensor, fx
 Pair: TypeAlias = tuple[int, int]
 """Of rows and of columns."""
 
-_MOST_PATCHES, _MOST_WEIGHTS = 1 << 19, 1 << 18
+_MOST_PATCHES, _MOST_WEIGHTS = 1 << 19, 1 << 16
 """Numbers in the patches of a batch and in the weights up to which products were faster (docs/results/speed.md)."""
 
 
