@@ -128,3 +128,34 @@ def test_other_convolutions_stay(function: Function, shapes: tuple[tuple[int, ..
     graph = unfolded(traced(function, images, weight))
     assert convolutions(graph) == 1
     assert torch.equal(graph(images, weight)[0], function(images, weight)[0])
+
+
+def network(images: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """Three layers with the strides of LeNet."""
+    for stride, weight in zip((2, 2, 1), weights, strict=True):
+        images = F.conv2d(images, weight, None, stride, 2).sigmoid()
+    return images
+
+
+def matching(images: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of how far the gradients of these weights are from one."""
+
+    def distance(images: Tensor) -> Tensor:
+        found = grad(lambda each: network(images, each).square().sum())(weights)
+        return torch.stack([(each - 1).square().sum() for each in found]).sum()
+
+    return (grad(distance)(images),)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_compiled_double_backward_gives_the_gradient_of_an_eager_one(lanes: int) -> None:
+    """Steps of signs would hide a wrong gradient, so the gradient itself is compared, in float64."""
+    generator = replayed(2).public()
+    shapes = (lanes, 2, 3, 16, 16), (6, 3, 5, 5), (6, 6, 5, 5), (6, 6, 5, 5)
+    images, *weights = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    function: Function = matching if lanes == 1 else vmap(matching, in_dims=(0, None, None, None))
+    given = (images[0] if lanes == 1 else images, *weights)
+    compiled = make_runnable(function, given, "inductor", onednn=True)
+    assert compiled.backend == "inductor"
+    torch.testing.assert_close(compiled(*given)[0], function(*given)[0])
