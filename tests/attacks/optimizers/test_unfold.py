@@ -130,6 +130,17 @@ def test_other_convolutions_stay(function: Function, shapes: tuple[tuple[int, ..
     assert torch.equal(graph(images, weight)[0], function(images, weight)[0])
 
 
+def test_a_graph_of_many_convolutions_stays() -> None:
+    def function(images: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        for _ in range(33):
+            images = F.conv2d(images, weight)
+        return (images,)
+
+    images, weight, _ = drawn(3, 3, 4, 1, 1)
+    graph = traced(function, images, weight)
+    assert unfolded(graph) is graph
+
+
 def network(images: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     """Three layers with the strides of LeNet."""
     for stride, weight in zip((2, 2, 1), weights, strict=True):

