@@ -34,6 +34,7 @@ from leaktight.cli.help import Command, Group
 from leaktight.core.errors import LeakFoundError, LeaktightError, StoppedError, UsageError
 from leaktight.core.faults import fault_of
 from leaktight.core.text import printable
+from leaktight.runtime.allocator import keep_freed
 
 HELP = """Measure what federated-learning updates leak about training data, and what each defense costs.
 
@@ -81,6 +82,7 @@ def _one_line(text: str) -> str:
 def main() -> None:
     """Run the command line. Errors of Leaktight and faults of the machine are printed as one line on stderr."""
     sys.path.insert(0, os.getcwd())  # so that a user's "module:name" is found in the current folder
+    keep_freed()
     try:
         with _stopped_by("SIGTERM", "SIGHUP", "SIGXCPU"):
             app(standalone_mode=True)

@@ -18,8 +18,8 @@ from leaktight.fl.local import evaluate
 from leaktight.fl.messages import Ask, Declined, Evaluated, Failed, Outcome, Reply, Request, Train, Trained
 from leaktight.fl.protocol import RoundOutcome, carry, federate
 from leaktight.fl.state import ClientState
+from leaktight.runtime.allocator import give_back
 from leaktight.runtime.executor import Tell, Workers, in_order
-from leaktight.runtime.memory import give_back
 from leaktight.runtime.processes import on_this_machine, one_thread
 from leaktight.runtime.sharing import in_file
 

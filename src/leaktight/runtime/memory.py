@@ -1,8 +1,6 @@
-"""How much work fits into the memory of an accelerator at once, as processes or lanes; memory that is given back."""
+"""How much work fits into the memory of an accelerator at once, as processes or lanes."""
 
 from __future__ import annotations
-
-import ctypes
 
 import torch
 
@@ -22,12 +20,3 @@ def fitting(device: torch.device, each: int, most: int) -> int:
 def processes_on(device: torch.device, each: int) -> int | None:
     """How many worker processes of `each` bytes of work a device holds; None on the CPU: one for every core."""
     return None if device.type == "cpu" else fitting(device, _CONTEXT + each, available_cores())
-
-
-def give_back() -> None:
-    """Return freed memory to the system, where the C library (glibc) would keep it between what is still used."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library, or Windows
-        return
-    trim(0)

@@ -28,6 +28,7 @@ import torch
 
 from leaktight.core.errors import LeaktightError, MachineError
 from leaktight.core.faults import raise_fault
+from leaktight.runtime.allocator import keep_freed
 from leaktight.runtime.executor import Executor, Inline, J, M, OnMessage, R, Work, Workers, ignored, in_order
 from leaktight.runtime.sharing import Shared, dumped, in_shared_memory, loaded, without_examples
 
@@ -52,6 +53,7 @@ def in_worker() -> bool:
 def become_worker() -> None:
     """Make this process, started by Leaktight or Ray, a worker with one thread that starts no other processes."""
     torch.set_num_threads(1)
+    keep_freed()
     _worker["here"] = True
 
 

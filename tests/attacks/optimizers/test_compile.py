@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -72,12 +72,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     """The graphs that are compiled from here on, which is only pretended."""
     seen: list[fx.GraphModule] = []
 
-    def pretended(graph: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
+    def pretended(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:
         seen.append(graph)
         return graph
 
-    compiling._compiled.cache_clear()
-    monkeypatch.setattr(torch, "compile", pretended)
+    compiling._compilation.cache_clear()
+    monkeypatch.setattr(torch._inductor, "compile", pretended)
     return seen
 
 
@@ -114,16 +114,13 @@ def test_graphs_with_other_fixed_tensors_are_others(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_compiled_runs_traced_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(graph: fx.GraphModule, dynamic: bool) -> Callable[..., object]:
-        def call(*tensors: Tensor) -> object:
-            tried.append(graph)
-            raise RuntimeError("no such header\nand more")
-
-        return call
+    def broken(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> object:
+        tried.append(graph)
+        raise RuntimeError("no such header\nand more")
 
     tried: list[fx.GraphModule] = []
-    compiling._compiled.cache_clear()
-    monkeypatch.setattr(torch, "compile", broken)
+    compiling._compilation.cache_clear()
+    monkeypatch.setattr(torch._inductor, "compile", broken)
     x = torch.ones(2)
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"cannot be compiled and runs traced \(no such header\)"):

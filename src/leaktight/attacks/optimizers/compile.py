@@ -14,16 +14,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-import platformdirs
 import torch
 from torch import Tensor, fx
 from torch.func import functionalize
 
 from leaktight.attacks.optimizers.form import Form
+from leaktight.attacks.optimizers.inductor import compile_graph
 from leaktight.attacks.optimizers.script import Script, scripted
 from leaktight.core.faults import raise_fault
 
@@ -33,7 +33,6 @@ BackendSetting: TypeAlias = Literal["auto"] | Backend
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 _PASS_THROUGH = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
-_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _TRIALS = 3
 _CLEARLY_FASTER = 1.2
 
@@ -84,15 +83,16 @@ def make_runnable(
     chosen = _choose(traced.script or traced.graph, inputs, "fx", onednn)
     if backend == "fx":
         return chosen
-    compilation = _compiled(_Text.of(traced.graph, inputs), chosen.onednn)
-    compiled = Runnable(compilation.function, "inductor", chosen.onednn)
-    try:
-        if compilation.failed is None:
-            compiled(*inputs)  # this is when it compiles
-            return compiled
-    except Exception as error:  # so can compiling
-        raise_fault(error)
-        compilation.failed = _reason(error)
+    compilation = _compilation(_Text.of(traced.graph, inputs), chosen.onednn)
+    if compilation.function is None and compilation.failed is None:
+        try:
+            with _onednn(chosen.onednn):
+                compilation.function = compile_graph(traced.graph, inputs)
+        except Exception as error:  # so can compiling
+            raise_fault(error)
+            compilation.failed = _reason(error)
+    if compilation.function is not None:
+        return Runnable(compilation.function, "inductor", chosen.onednn)
     warnings.warn(f"this network cannot be compiled and runs traced ({compilation.failed})", stacklevel=2)
     return chosen
 
@@ -113,13 +113,12 @@ class _Text:
     code: str
     shapes: tuple[str, ...]
     fixed: tuple[str, ...]
-    graph: fx.GraphModule = field(compare=False)
 
     @classmethod
     def of(cls, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> _Text:
         names = sorted({str(node.target) for node in graph.graph.nodes if node.op == "get_attr"})
         fixed = tuple(f"{name} {getattr(graph, name).tolist()!r}" for name in names)
-        return cls(graph.code, _shapes(inputs), fixed, graph)
+        return cls(graph.code, _shapes(inputs), fixed)
 
 
 def _shapes(inputs: Sequence[Tensor]) -> tuple[str, ...]:
@@ -164,25 +163,16 @@ def _shared(function: Function, inputs: Sequence[Tensor], form: Form | None) -> 
 
 @dataclass
 class _Compilation:
-    """function: it compiles at its first call. failed: why it cannot be compiled, so that nobody tries again."""
+    """function: None until it is compiled. failed: why it cannot be compiled, so that nobody tries again."""
 
-    function: Function
+    function: Function | None = None
     failed: str | None = None
 
 
 @lru_cache(maxsize=16)
-def _compiled(text: _Text, onednn: bool) -> _Compilation:
-    """The compiled graph; it compiles at its first call, with oneDNN as `Runnable` sets it.
-
-    The compiler keeps its results where TORCHINDUCTOR_CACHE_DIR says, by default in the user's cache folder: the
-    compiler's own default, the temporary folder, is lost with the next start of the machine.
-    """
-    # Imported here because it is slow to import, and then sets the variable to its own default.
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    if os.environ.get(_CACHE) in (None, default_cache_dir()):
-        os.environ[_CACHE] = str(platformdirs.user_cache_path("leaktight") / "compiled")
-    return _Compilation(torch.compile(text.graph, dynamic=False))
+def _compilation(text: _Text, onednn: bool) -> _Compilation:
+    """The place of what is compiled from a graph, with oneDNN as `Runnable` sets it."""
+    return _Compilation()
 
 
 def _traced(function: Function, inputs: Sequence[Tensor]) -> fx.GraphModule:
