@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from torch.func import grad, vmap
 
 from leaktight.attacks.optimizers.compile import Function, make_runnable
+from leaktight.attacks.optimizers.script import Script
 from leaktight.attacks.optimizers.unfold import unfolded
 
 SHAPES = [
@@ -24,8 +25,8 @@ SHAPES = [
 
 def traced(function: Function, *inputs: Tensor) -> fx.GraphModule:
     runnable = make_runnable(function, inputs, "fx", onednn=True)
-    assert isinstance(runnable.function, fx.GraphModule)
-    return runnable.function
+    assert isinstance(runnable.function, Script)
+    return runnable.function.graph
 
 
 def convolutions(graph: fx.GraphModule) -> int:
