@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.attacks.optimizers.test_compile import graph_of
 from tests.seeds import replayed
 from torch import Tensor, fx
 from torch.func import grad, vmap
 
 from leaktight.attacks.optimizers.compile import Function, make_runnable
-from leaktight.attacks.optimizers.script import Script
 from leaktight.attacks.optimizers.unfold import unfolded
 
 SHAPES = [
@@ -21,12 +21,6 @@ SHAPES = [
     (2, 3, 8, 2, 1, 3),
 ]
 """Channels in and out, size of the image, of the kernel, stride and padding."""
-
-
-def traced(function: Function, *inputs: Tensor) -> fx.GraphModule:
-    runnable = make_runnable(function, inputs, "fx", onednn=True)
-    assert isinstance(runnable.function, Script)
-    return runnable.function.graph
 
 
 def convolutions(graph: fx.GraphModule) -> int:
@@ -63,7 +57,7 @@ def test_products_give_what_convolutions_and_their_gradients_give(
     inputs: int, outputs: int, size: int, kernel: int, stride: int, padding: int, groups: int
 ) -> None:
     given = drawn(inputs, outputs, size, kernel, groups)
-    graph = traced(doubly(stride, padding, groups), *given)
+    graph = graph_of(doubly(stride, padding, groups), *given)
     products = unfolded(graph)
     assert convolutions(graph) > 0
     assert convolutions(products) == 0
@@ -75,7 +69,7 @@ def test_lanes_under_vmap_are_products_too() -> None:
     images, weight, bias = drawn(3, 4, 8, 3, 1)
     lanes = torch.stack([images, 2 * images, -images])
     function: Function = vmap(doubly(2, 1, 1), in_dims=(0, None, None))
-    graph = traced(function, lanes, weight, bias)
+    graph = graph_of(function, lanes, weight, bias)
     products = unfolded(graph)
     assert convolutions(products) == 0
     for found, wanted in zip(products(lanes, weight, bias), function(lanes, weight, bias), strict=True):
@@ -98,7 +92,7 @@ def test_the_same_image_and_gradient_are_not_taken_for_those_of_another_node() -
 
     images, weight, _ = drawn(3, 3, 6, 3, 1)
     given = images, images.flip(0), weight
-    products = unfolded(traced(function, *given))
+    products = unfolded(graph_of(function, *given))
     assert convolutions(products) == 0
     for found, wanted in zip(products(*given), function(*given), strict=True):
         torch.testing.assert_close(found, wanted)
@@ -109,7 +103,7 @@ def test_patches_are_gathered_once_for_a_convolution_and_the_gradient_of_its_wei
         return F.conv2d(images, weight), grad(lambda w: F.conv2d(images, w).square().sum())(weight)
 
     images, weight, _ = drawn(3, 4, 8, 3, 1)
-    products = unfolded(traced(function, images, weight))
+    products = unfolded(graph_of(function, images, weight))
     gathered = [node for node in products.graph.nodes if "as_strided" in str(node.target)]
     assert len(gathered) == 2  # the windows, and these as rows
 
@@ -126,7 +120,7 @@ def test_patches_are_gathered_once_for_a_convolution_and_the_gradient_of_its_wei
 )
 def test_other_convolutions_stay(function: Function, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     images, weight = (torch.rand(shape, generator=replayed(1).public()) for shape in shapes)
-    graph = unfolded(traced(function, images, weight))
+    graph = unfolded(graph_of(function, images, weight))
     assert convolutions(graph) == 1
     assert torch.equal(graph(images, weight)[0], function(images, weight)[0])
 
@@ -138,7 +132,7 @@ def test_a_graph_of_many_convolutions_stays() -> None:
         return (images,)
 
     images, weight, _ = drawn(3, 3, 4, 1, 1)
-    graph = traced(function, images, weight)
+    graph = graph_of(function, images, weight)
     assert unfolded(graph) is graph
 
 
