@@ -21,11 +21,10 @@ Check = Callable[[object, Table, Table], list[str]]
 """By what a run grows, given its folder and both records; an error that names settings if it may not."""
 
 RUNS = Path("runs")
-PRELOAD = (  # modules that trials import late: for scores, matching, traced graphs
+PRELOAD = (  # modules that trials import late: for matching, traced graphs
     "scipy.optimize",
     "torch._functorch.compile_utils",
     "torch.fx.experimental.proxy_tensor",
-    "torchmetrics.functional.image",
 )
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leaktight.core.errors import UsageError
 from leaktight.core.inputs import Images
 from leaktight.core.text import sides
-from leaktight.metrics.image import FULL_RADIUS, SIGMA_PER_RADIUS
 
+_SIGMA_PER_RADIUS = 0.3
+_FULL_RADIUS = 5
 _C1, _C2 = 0.01**2, 0.03**2
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Images (N, C, H, W), and mean and variance of their pixels in every window of `image.ssim`."""
+    """Images (N, C, H, W), and mean and variance of their pixels in every window inside the image."""
 
     images: Tensor
     mean: Tensor
     variance: Tensor
 
     @classmethod
-    def of(cls, images: Tensor) -> Windows:
-        images = Images.checked(images).detach().to("cpu", torch.float32).clamp(0, 1)
+    def of(cls, images: Tensor, precision: torch.dtype = torch.float32) -> Windows:
+        images = Images.checked(images).detach().to("cpu", precision).clamp(0, 1)
         mean = _blurred(images)
         return cls(images, mean, (_blurred(images.square()) - mean.square()).clamp_min(0))
 
@@ -33,7 +36,7 @@ class Windows:
         return Windows(self.images[places], self.mean[places], self.variance[places])
 
     def ssim(self, other: Windows) -> Tensor:
-        """`image.ssim` of these images and as many others, (N,), to about four digits, because in float32."""
+        """`image.ssim` of these images and as many others, (N,); in float32 to about four digits."""
         means = self.mean * other.mean
         shared = _blurred(self.images * other.images) - means
         above = (2 * means + _C1) * (2 * shared + _C2)
@@ -44,18 +47,19 @@ class Windows:
 def _blurred(images: Tensor) -> Tensor:
     """The weighted mean of each window inside the image; rows and columns are exchanged."""
     height, width = images.shape[-2:]
-    radius = min(FULL_RADIUS, (min(height, width) - 1) // 2)
+    radius = min(_FULL_RADIUS, (min(height, width) - 1) // 2)
     if not radius:
         raise UsageError(f"expected images of at least 3 x 3 pixels for SSIM, got {sides((height, width))}")
-    rows = images @ _band(width, radius).T
-    return rows.transpose(-1, -2).contiguous() @ _band(height, radius).T
+    across, down = (torch.from_numpy(_band(size, radius)).to(images) for size in (width, height))
+    return (images @ across.T).transpose(-1, -2).contiguous() @ down.T
 
 
-def _band(size: int, radius: int) -> Tensor:
+@lru_cache(maxsize=32)
+def _band(size: int, radius: int) -> np.ndarray:
     """A matrix whose rows are the window's weights, each row one place further: (size - 2 radius, size)."""
-    offsets = torch.arange(-radius, radius + 1, dtype=torch.float64)
-    weights = (-0.5 * (offsets / (SIGMA_PER_RADIUS * radius)).square()).exp()
-    band = torch.zeros(size - 2 * radius, size, dtype=torch.float64)
-    for place in range(len(band)):
-        band[place, place : place + 2 * radius + 1] = weights / weights.sum()
-    return band.to(torch.float32)
+    offsets = np.arange(-radius, radius + 1)
+    weights = np.exp(-0.5 * np.square(offsets / (_SIGMA_PER_RADIUS * radius)))
+    band = np.zeros((size - 2 * radius, size))
+    for place, row in enumerate(band):
+        row[place : place + 2 * radius + 1] = weights / weights.sum()
+    return band
