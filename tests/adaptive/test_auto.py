@@ -179,7 +179,7 @@ def test_inferred_labels_are_not_those_that_are_disclosed() -> None:
     wrong = replace(scene.seen, labels=(scene.truth.targets + 1) % 10)
     found = Auto(budget="quick", labels="inferred", onednn=False).reconstruct([wrong], rng=replayed(0))
     assert found.guess.targets.tolist() == scene.truth.targets.tolist()
-    assert found.notes["chosen"] == "rgap", "the first attack that is not told wrong labels ends it"
+    assert found.notes["chosen"] == "csdlg", "the first search that is not told wrong labels ends it"
 
 
 def test_labels_are_read_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,9 @@ def test_evidence_of_a_guess_that_is_not_finite_is_none() -> None:
 
 def test_every_budget_has_the_attacks_of_the_smaller_one() -> None:
     quick, standard, thorough = (list(ENSEMBLES[each]) for each in ("quick", "standard", "thorough"))
-    assert [name for name in standard if name in quick] == quick
+    assert set(quick) < set(standard)
+    assert [name for name in standard if name in quick and name != "rgap"] == [each for each in quick if each != "rgap"]
+    assert quick.index("rgap") == quick.index("csdlg") + 1, "it takes longer than a short search"
     assert standard == thorough
     with pytest.raises(ValueError, match="budget"):
         Auto(budget="huge")  # type: ignore[arg-type]
