@@ -70,6 +70,7 @@ def breaching_attack(
     """Inverting Gradients of breaching, with its own settings.
 
     model: the network for inputs that are already normalised. look: called with the images of every iteration.
+    breaching runs a network in evaluation mode if it is given its buffers, and otherwise in training mode.
     """
     breaching: Any = importlib.import_module("breaching")
     changes = [] if iterations is None else [f"optim.max_iterations={iterations}"]
@@ -80,7 +81,8 @@ def breaching_attack(
         scale, shift = (torch.tensor(each)[:, None, None] for each in (std, mean))
         attacker.objective.register_forward_pre_hook(lambda module, given: look(given[2] * scale + shift))
     about = SimpleNamespace(shape=seen.inputs.shape, mean=list(mean), std=list(std), modality="vision")
-    sent = [{"parameters": list(seen.broadcast.params.values()), "buffers": None, "metadata": about}]
+    buffers = list(model.buffers()) if seen.mode == "eval" else None
+    sent = [{"parameters": list(seen.broadcast.params.values()), "buffers": buffers, "metadata": about}]
     facts = {"num_data_points": seen.batch_size, "labels": seen.labels, "local_hyperparams": None}
     shared = [{"gradients": list(seen.update.tensors.values()), "buffers": None, "metadata": facts}]
     return lambda: attacker.reconstruct(sent, shared, {})

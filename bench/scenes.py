@@ -22,7 +22,7 @@ from leaktight.core.rng import Rng
 from leaktight.core.tasks import Classification
 from leaktight.core.tensors import buffers_of, parameters_of
 from leaktight.core.training import LocalTraining
-from leaktight.core.types import Batch, Broadcast, Observation, Update, UpdateKind
+from leaktight.core.types import Batch, Broadcast, Mode, Observation, Update, UpdateKind
 from leaktight.fl.local import Trainer, local_update
 from leaktight.models.initialise import build_model
 
@@ -41,7 +41,7 @@ def observation(
     return observed(model, Batch(images, torch.arange(batch) % 10), local)
 
 
-def observed(model: nn.Module, batch: Batch, local: LocalTraining | None = None) -> Observation:
+def observed(model: nn.Module, batch: Batch, local: LocalTraining | None = None, mode: Mode = "train") -> Observation:
     """The same of these images and this network, which has ten classes."""
     params, buffers = parameters_of(model), buffers_of(model)
     number = len(batch)
@@ -51,9 +51,8 @@ def observed(model: nn.Module, batch: Batch, local: LocalTraining | None = None)
         Batch(batch.inputs[start : start + size], batch.targets[start : start + size])
         for start in range(0, number, size)
     ]
-    result = local_update(
-        Trainer(model, training), params, buffers, steps, learning_rates=[training.learning_rate] * len(steps)
-    )
+    rates = [training.learning_rate] * len(steps)
+    result = local_update(Trainer(model, training, mode=mode), params, buffers, steps, learning_rates=rates)
     kind: UpdateKind = "gradient" if local is None else "delta"
     return Observation(
         model=model,
@@ -65,7 +64,7 @@ def observed(model: nn.Module, batch: Batch, local: LocalTraining | None = None)
         labels=batch.targets,
         batch_size=number,
         local_training=training,
-        mode="train",
+        mode=mode,
     )
 
 
