@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tests.seeds import replayed
 from torch import Tensor, fx
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import grad
 
 from leaktight.attacks.optimizers import compile as compiling
@@ -98,6 +99,22 @@ def test_the_same_graph_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
     make_runnable(scaled(2.0), [torch.ones(4)], "inductor", onednn=True)
     make_runnable(scaled(2.0), [ones], "inductor", onednn=False)
     assert len(seen) == 4, "another factor, another shape, other convolutions"
+
+
+def test_sizes_of_a_compiled_graph_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler would take those of real tensors for variables, and failed on networks with batch norm."""
+    given: list[Tensor] = []
+
+    def pretended(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.GraphModule:
+        given.extend(inputs)
+        return graph
+
+    compiling._compilation.cache_clear()
+    monkeypatch.setattr(torch._inductor, "compile", pretended)
+    make_runnable(scaled(3), [torch.ones(2, 5)], "inductor", onednn=True)
+    (example,) = given
+    assert isinstance(example, FakeTensor)
+    assert [type(size) for size in example.shape] == [int, int]
 
 
 def test_graphs_with_other_fixed_tensors_are_others(monkeypatch: pytest.MonkeyPatch) -> None:

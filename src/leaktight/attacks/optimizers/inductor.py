@@ -34,9 +34,14 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[.
     if os.environ.get(_CACHE) in (None, default_cache_dir()):
         os.environ[_CACHE] = str(platformdirs.user_cache_path("leaktight") / "compiled")
     on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
-    # Without a context of a tracing, the compiler does not use its cache of graphs.
-    with torch.no_grad(), tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+    # Without a context of a tracing, the compiler does not use its cache of graphs. In one, it would take the sizes of
+    # real tensors for variables, and fails on networks with batch normalisation.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    examples: list[Tensor | int | torch.SymInt | None] = [
+        mode.from_tensor(tensor, static_shapes=True) for tensor in inputs
+    ]
+    with torch.no_grad(), tracing(TracingContext(mode)):
         compiled: Callable[..., tuple[Tensor, ...]] = torch._inductor.compile(
-            unfolded(graph) if on_cpu else graph, list(inputs)
+            unfolded(graph) if on_cpu else graph, examples
         )
     return compiled
