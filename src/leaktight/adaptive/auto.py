@@ -59,14 +59,14 @@ _EXACT: Mapping[str, Attack] = {
 ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
     "quick": {
         **{name: attack for name, attack in _EXACT.items() if name != "rgap"},
-        "csdlg": CsDlg(iterations=12, patience=30, check_every=10),
+        "csdlg": CsDlg(iterations=9, coarse=3, patience=30, check_every=10),
         "rgap": _EXACT["rgap"],  # takes longer than so short a search
         "dlg": Dlg(iterations=12, restarts=1, patience=30, check_every=10),
         "inverting_gradients": InvertingGradients(iterations=200, learning_rate=0.05, decay="cosine"),
     },
     "standard": {
         **_EXACT,
-        "csdlg": CsDlg(iterations=60, restarts=2, patience=100, check_every=20),
+        "csdlg": CsDlg(iterations=50, coarse=10, restarts=2, patience=100, check_every=20),
         "dlg": Dlg(iterations=60, restarts=2, patience=100, check_every=20),
         "inverting_gradients": InvertingGradients(iterations=1200, learning_rate=0.1),
         "agic": Agic(iterations=1200),
@@ -75,7 +75,7 @@ ENSEMBLES: Mapping[Budget, Mapping[str, Attack]] = {
     },
     "thorough": {
         **_EXACT,
-        "csdlg": CsDlg(restarts=4),
+        "csdlg": CsDlg(coarse=15, restarts=4),
         "dlg": Dlg(restarts=4),
         "inverting_gradients": InvertingGradients(),
         "agic": Agic(iterations=4800),

@@ -20,10 +20,12 @@ from leaktight.attacks.matching.view import Evidence
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.optimizers.optimizer import Tree
+from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits
+from leaktight.metrics import psnr
 from leaktight.models.initialise import build_model
 
 NUMBERS = 5
@@ -143,3 +145,52 @@ def test_again_begins_pixels_at_given_images_and_anything_else_anew() -> None:
     assert not begun.box
     assert torch.equal(begun.start.draw((1, 1, 4, 4), replayed(2).public()), images)
     assert Code().again(images) == Code()
+
+
+@pytest.mark.parametrize("side", [7, 8])
+def test_coarse_images_are_interpolated_to_the_whole_size(side: int) -> None:
+    rough = Pixels(coarse=2).rough
+    assert rough is not None
+    iterations, sought = rough
+    assert iterations == 2
+    space = sought.space(Evidence([], None, 3, (1, side, side), 10), replayed(1), torch.float64)
+    variables = space.draw(replayed(2))
+    assert variables["images"].shape == (3, 1, 4, 4)
+    assert space.boxed == 3 * 4 * 4
+    level = {"images": torch.full_like(variables["images"], 0.3)}
+    torch.testing.assert_close(space.images(level, {}), torch.full((3, 1, side, side), 0.3, dtype=torch.float64))
+    assert space.images(variables, {}).shape == (3, 1, side, side)
+
+
+def test_a_search_goes_on_from_coarse_images() -> None:
+    data = Digits(size=32).load(Path())
+    model = build_model(MODELS["lenet_zhu"](activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
+    batch = data.test.batch(slice(0, 1))
+    seen = replace(observe(model, batch, 10), labels=batch.targets)
+    told: list[int] = []
+    found = {}
+    for coarse in (0, 2):
+        attack = CsDlg(iterations=5 - coarse, coarse=coarse, onednn=False, progress_every=1)
+        found[coarse] = attack.reconstruct([seen], rng=replayed(0), progress=lambda step, *_: told.append(step))
+    alone, after = found[0], found[2]
+    assert float(psnr(after.guess.inputs, batch.inputs)) > 3 + float(psnr(alone.guess.inputs, batch.inputs))
+    steps = [step for step, _ in after.history]
+    assert steps == sorted(set(steps)), "one history of both searches"
+    assert after.history[0][1] == after.first_loss
+    assert after.first_loss > 1e3 * after.loss
+    assert max(told) <= after.notes["evaluations"]
+
+
+def test_restarts_are_those_of_the_coarse_search() -> None:
+    data = Digits(size=8).load(Path())
+    model = build_model(MODELS["lenet_zhu"](activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
+    batch = data.test.batch(slice(0, 1))
+    seen = replace(observe(model, batch, 10), labels=batch.targets)
+    one, three = (
+        CsDlg(iterations=2, coarse=1, restarts=number, onednn=False).reconstruct([seen], rng=replayed(0))
+        for number in (1, 3)
+    )
+    assert len(three.notes["losses"]) == 1
+    assert one.notes["evaluations"] < three.notes["evaluations"] < 2 * one.notes["evaluations"]
+    with pytest.raises(ValueError, match="coarse"):
+        CsDlg(coarse=-1)

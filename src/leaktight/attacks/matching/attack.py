@@ -59,6 +59,17 @@ class MatchingResult:
     guess: Batch
     distance: float
 
+    @property
+    def steps(self) -> int:
+        return sum(candidate.steps for candidate in self.search.candidates)
+
+    def followed(self, later: MatchingResult) -> MatchingResult:
+        """The result of a search that a later one has continued, with the history of both."""
+        best = later.search.best
+        history = [(self.steps + step, loss) for step, loss in best.history]
+        whole = replace(best, steps=self.steps + later.steps, history=(*self.search.best.history, *history))
+        return replace(later, search=replace(later.search, candidates=[whole]))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matching(Attack):
@@ -134,9 +145,10 @@ class Matching(Attack):
     def workload(self) -> Workload:
         """The work of a search. Restarts are separable if none needs the results of another."""
         optimizer = self.optimizer
+        rough = 0 if self.sought.rough is None else self.sought.rough[0]
         return Workload(
             restarts=self.restarts,
-            steps=self.iterations * optimizer.steps_per_iteration,
+            steps=(rough + self.iterations) * optimizer.steps_per_iteration,
             abreast=optimizer.abreast and self.sought.abreast,
             separable=not self.consensus and (self.stop_below is None or optimizer.abreast),
         )
@@ -213,7 +225,12 @@ class Matching(Attack):
         return self.matched.view(seen, seen.batch_size or 0, PRECISIONS[self.precision], needs_scale=not scale_free)
 
     def search(self, evidence: Evidence, *, rng: Rng, progress: Progress | None = None) -> MatchingResult:
-        """Run all restarts, here or in processes."""
+        """Run all restarts, here or in processes; with a rough search first, these are restarts of that one."""
+        if self.sought.rough is not None:
+            iterations, sought = self.sought.rough
+            rough = replace(self, sought=sought, iterations=iterations).search(evidence, rng=rng, progress=progress)
+            fine = replace(self, sought=self.sought.again(rough.guess.inputs), restarts=1, consensus=0.0)
+            return rough.followed(fine.search(evidence, rng=rng, progress=_later(progress, rough.steps)))
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         groups = groups_of(load, evidence, way)
@@ -310,6 +327,13 @@ def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:
     best = min(parts, key=lambda part: part.search.best.rank())
     candidates = [candidate for part in parts for candidate in part.search.candidates]
     return replace(best, search=replace(parts[0].search, candidates=candidates))
+
+
+def _later(progress: Progress | None, steps: int) -> Progress | None:
+    """A listener for a search that begins after so many steps of another one."""
+    if progress is None:
+        return None
+    return lambda step, loss, guess: progress(steps + step, loss, guess)
 
 
 def _best_of_all(progress: Progress | None, jobs: int) -> Callable[[int, Message], None]:

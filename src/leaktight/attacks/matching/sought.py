@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from leaktight.attacks.labels.rules import Joint
@@ -82,6 +83,11 @@ class Sought(ABC):
     def again(self, images: Tensor) -> Sought:
         """The settings for another search on the same evidence; it starts at these images if that is possible."""
         return self
+
+    @property
+    def rough(self) -> tuple[int, Sought] | None:
+        """A search to begin with, its iterations and settings, whose images the search then starts at."""
+        return None
 
 
 Distribution: TypeAlias = Literal["normal", "standard_normal", "uniform"]
@@ -173,16 +179,28 @@ class _From(Start):
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels(Sought):
-    """The images themselves. start: how the first ones are chosen. box: keep pixels in [0, 1]."""
+    """The images themselves. start: how the first ones are chosen. box: keep pixels in [0, 1].
+
+    coarse: iterations of a first search for images of half the height and width, a quarter of the unknowns. What they
+    show is found sooner, and images are smooth.
+    """
 
     start: Start = Noise()
     box: bool = True
+    coarse: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, coarse=self.coarse)
 
     def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
         return _PixelSpace(self, evidence, precision)
 
     def again(self, images: Tensor) -> Sought:
-        return replace(self, start=_From(images=images))
+        return replace(self, start=_From(images=images), coarse=0)
+
+    @property
+    def rough(self) -> tuple[int, Sought] | None:
+        return (self.coarse, _Coarse(start=self.start, box=self.box)) if self.coarse else None
 
 
 class _PixelSpace(SearchSpace):
@@ -193,8 +211,13 @@ class _PixelSpace(SearchSpace):
     def form(self) -> object:
         return type(self), self.shape, self.settings.box
 
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """The shape of what is moved."""
+        return self.shape
+
     def draw(self, rng: Rng) -> Tree:
-        return {"images": self.settings.start.draw(self.shape, rng.child("images").public()).to(self.precision)}
+        return {"images": self.settings.start.draw(self.moved, rng.child("images").public()).to(self.precision)}
 
     def images(self, variables: Tree, constants: Tree) -> Tensor:
         images: Tensor = variables["images"]
@@ -205,4 +228,22 @@ class _PixelSpace(SearchSpace):
 
     @property
     def boxed(self) -> int:
-        return torch.Size(self.shape).numel() if self.settings.box else 0
+        return torch.Size(self.moved).numel() if self.settings.box else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Coarse(Pixels):
+    """Images of half the height and width, between whose pixels others are interpolated."""
+
+    def space(self, evidence: Evidence, rng: Rng, precision: torch.dtype) -> SearchSpace:
+        return _CoarseSpace(self, evidence, precision)
+
+
+class _CoarseSpace(_PixelSpace):
+    @property
+    def moved(self) -> tuple[int, ...]:
+        number, channels, height, width = self.shape
+        return number, channels, -(-height // 2), -(-width // 2)
+
+    def images(self, variables: Tree, constants: Tree) -> Tensor:
+        return F.interpolate(variables["images"], self.shape[2:], mode="bilinear")

@@ -17,18 +17,20 @@ from leaktight.attacks.presets.preset import Preset
 class CsDlg(Preset):
     """Cosine DLG: cosine distance with L-BFGS and known labels, as OUTPOST attacks.
 
+    coarse: iterations of a first search for images of half the height and width, >= 0; restarts are then of that one.
     Reference: Wang et al. (OUTPOST), section on csDLG. Assumes: labels, the number of examples, the local training.
     Differs from the paper: Wolfe line search, float64 and a box; no total variation.
     """
 
     iterations: int = 150
     precision: Literal["float32", "float64"] = "float64"
+    coarse: int = 0
 
     def matching(self) -> Matching:
         return replace(
             self.shared(),
             objective=Cosine(),
             labels=self.labels or Given(),
-            sought=Pixels(start=Noise(distribution="uniform")),
+            sought=Pixels(start=Noise(distribution="uniform"), coarse=self.coarse),
             optimizer=Lbfgs(line_search="wolfe"),
         )
