@@ -124,7 +124,7 @@ def test_rows_of_values_are_the_row_of_the_update_that_they_cause(number: int) -
     tail = Tail.all(graph, gradient.tensors)[-1]
     outputs = graph.run(batch.inputs).of[graph.head].softmax(1)
     slopes = outputs.detach() - F.one_hot(batch.targets, 10)
-    signal = (slopes @ graph.module.get_submodule("last").weight).float()
+    signal = (slopes @ graph.module.get_parameter("last.weight")).float()
     sketch = Sketch(tail, signal, replayed(1).public())
     rows = sketch.of_values(entered(seen, tail, batch.inputs).float()[None])
     sent = [gradient.tensors[f"{each.name}.weight"].flatten(1)[None].float() for each in sketch.plain]

@@ -62,7 +62,7 @@ def search(
     image = first
     for smooth, iterations in stages:
         problem = FeatureProblem(
-            settings=SearchSettings(iterations=iterations, backend="eager"),
+            settings=SearchSettings(iterations=iterations, backend="eager", onednn=False),
             rngs=(Rng(0),),
             precision=first.dtype,
             constants={"wanted": list(wanted)},

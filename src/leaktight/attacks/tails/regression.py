@@ -25,7 +25,8 @@ def estimate(rows: Tensor, goals: Tensor, query: Tensor, weight: float) -> Tenso
     penalty = weight * rows.square().sum() / rows.shape[1]
     factor = torch.linalg.cholesky(rows @ rows.T + penalty * torch.eye(len(rows)))
     shares = torch.cholesky_solve((rows @ (query - mean))[:, None], factor)[:, 0]
-    return centre + torch.tensordot(shares, goals - centre, 1)
+    found: Tensor = centre + torch.tensordot(shares, goals - centre, 1)
+    return found
 
 
 class Sketch:

@@ -18,7 +18,7 @@ from leaktight.attacks.exact.features import search
 from leaktight.attacks.exact.graph import Graph
 from leaktight.attacks.matching.slopes import leading_slopes
 from leaktight.attacks.optimizers.descent import Adam
-from leaktight.attacks.optimizers.optimizer import Candidate, OnStep, SearchSettings, Tree
+from leaktight.attacks.optimizers.optimizer import Candidate, History, SearchSettings, Tree
 from leaktight.attacks.tails.regression import Sketch, estimate
 from leaktight.attacks.tails.tail import Tail, TailProblem, directions
 from leaktight.core.errors import UsageError, require_above, require_at_least
@@ -94,14 +94,14 @@ class TailMatching(Attack):
         dominating = Dominating.of(graph, gradient, one.batch_size or 1)
         searches = _Searches(self, graph, gradient, dominating, progress)
         images = searches.images(public.inputs[: self.most].float(), rng)
-        last = searches.ended[-1]
+        loss, history = searches.ended[-1].loss, searches.history
         notes = {
             "assumed": list(gradient.notes),
             "share": dominating.share,
             "losses": [each.loss for each in searches.ended],
         }
         guess = Batch(images, dominating.slopes.argmin(1))
-        return Reconstruction(guess, last.loss, notes, first_loss=last.history[0][1], history=last.history)
+        return Reconstruction(guess, loss, notes, first_loss=history[0][1], history=history)
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Dominating:
         ratio = float(lengths[1] / lengths[0])
         if not gradient.scaled or number < 2 or ratio < _SECOND:
             return one
-        head = graph.module.get_submodule(name)
-        slopes, rest = leading_slopes([weight, bias], [head.weight, head.bias], 2, number)
+        layer = [graph.module.get_parameter(f"{name}.{part}").detach() for part in ("weight", "bias")]
+        slopes, rest = leading_slopes([weight, bias], layer, 2, number)
         slopes = slopes[slopes.norm(dim=1).argsort(descending=True)]
         if rest > ratio / 2:
             return one
@@ -140,19 +140,27 @@ class Dominating:
 
 @dataclass(frozen=True)
 class _Searches:
-    """The searches of one attack, one for each tail; ended: those that are over."""
+    """The searches of one attack. tried: all that are over. ended: the best one for each tail."""
 
     attack: TailMatching
     graph: Graph
     gradient: Gradient
     dominating: Dominating
     progress: Progress | None
+    tried: list[Candidate] = field(default_factory=list)
     ended: list[Candidate] = field(default_factory=list)
+
+    @property
+    def history(self) -> History:
+        """Of all searches, one after another."""
+        begun = [sum(each.steps for each in self.tried[:place]) for place in range(len(self.tried))]
+        parts = zip(begun, self.tried, strict=True)
+        return tuple((before + step, loss) for before, each in parts for step, loss in each.history)
 
     @cached_property
     def signal(self) -> Tensor:
         """The gradient by the features, with a largest slope of 1."""
-        weight = self.graph.module.get_submodule(str(self.graph.head.target)).weight
+        weight = self.graph.module.get_parameter(f"{self.graph.head.target}.weight")
         slopes = self.dominating.slopes
         return (slopes / slopes.abs().max() @ weight).float()
 
@@ -173,12 +181,10 @@ class _Searches:
 
     def _first(self, tail: Tail, entered: Tensor, rng: Rng) -> Candidate:
         """The best of the searches for what enters the first tail; one that has found it is the last."""
-        tried: list[Candidate] = []
         for first in self._starts(tail, entered, rng):
-            tried.append(self._value(tail, first, None))
-            if tried[-1].rank() < _FOUND:
+            if self._value(tail, first, None).rank() < _FOUND:
                 break
-        return min(tried, key=Candidate.rank)
+        return min(self.tried, key=Candidate.rank)
 
     def _values(self, tail: Tail, images: Tensor) -> Tensor:
         """What enters a tail for these images."""
@@ -211,7 +217,9 @@ class _Searches:
         }
         hot, cold = _FIRST if known is None else _LATER
         problem = TailProblem(
-            settings=SearchSettings(iterations=self.attack.iterations * (_LONGER if known is None else 1)),
+            settings=SearchSettings(
+                iterations=self.attack.iterations * (_LONGER if known is None else 1), onednn=False
+            ),
             rngs=(Rng(0),),
             constants=constants,
             keeps_best=False,
@@ -222,13 +230,13 @@ class _Searches:
             lowest=_lowest(tail),
         )
         optimizer = Adam(learning_rate=self.attack.learning_rate, decay="cosine")
-        return optimizer.minimize(problem, self._reporter()).best
-
-    def _reporter(self) -> OnStep | None:
-        if self.progress is None:
-            return None
-        tell, before = self.progress, len(self.ended) * self.attack.iterations
-        return lambda step, loss, variables: tell(before + step, loss, None)
+        found = optimizer.minimize(problem).best
+        if self.progress is not None:
+            before = sum(each.steps for each in self.tried)
+            for step, loss in found.history:
+                self.progress(before + step, loss, None)
+        self.tried.append(found)
+        return found
 
     def _pictured(self, known: Mapping[fx.Node, Tensor], first: Tensor, smooth: Sequence[float]) -> Tensor:
         """Images with the two values that were found last, sought from others."""
