@@ -42,6 +42,7 @@ OWN: Mapping[str, tuple[Settings, Sequence[str]]] = {
     "spear": ({}, ONE_LAYER),
     "cocktail_party": ({"iterations": 3}, (*ONE_LAYER, "audit.local.samples=2", "audit.local.batch_size=2")),
     "peeling": ({"iterations": 1}, ("model.kind=resnet20", "model.init=default", "model.mode=eval")),
+    "tail_matching": ({"iterations": 1, "starts": 1}, ("model.activation=relu", "model.mode=eval")),
     "rgap": ({}, ("model.kind=cnn6", "model.init=default", "model.head=linear")),
     "robbing_the_fed": ({"num_bins": 24}, MALICIOUS),
     "fishing": (QUICK, (*MALICIOUS, "audit.local.samples=4", "audit.local.batch_size=4")),

@@ -39,6 +39,7 @@ from leaktight.attacks.presets.gradinversion import GradInversion
 from leaktight.attacks.presets.idlg import IdlgAttack
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.attacks.retrieval import NearestPublicImage
+from leaktight.attacks.tails.tail_matching import TailMatching
 from leaktight.audits.plan import LABELS_FOUND
 from leaktight.config.catalogue import ATTACKS, MODELS
 from leaktight.core.errors import NotDisclosedError
@@ -105,6 +106,7 @@ CASES: Mapping[str, tuple[Attack, Callable[[], Sequence[Observation]]]] = {
     "spear": (Spear(), lambda: one("mlp", "default")),
     "cocktail_party": (CocktailParty(iterations=3), lambda: one("mlp", "default", activation="sigmoid")),
     "peeling": (Peeling(iterations=1), lambda: one("resnet20", "default", mode="eval")),
+    "tail_matching": (TailMatching(iterations=1, starts=1), lambda: one(activation="relu", mode="eval")),
     "rgap": (RGap(), lambda: one("cnn6", "default", head="linear")),
     "robbing_the_fed": (ROBBING, lambda: asked(ROBBING, batch=6)),
     "fishing": (FISHING, lambda: asked(FISHING, batch=6)),

@@ -82,6 +82,10 @@ def mlp() -> Observation:
     return victim(model=network("mlp", init="default"))
 
 
+def rectified() -> Observation:
+    return victim(model=network(activation="relu"))
+
+
 def one_layer() -> Observation:
     return victim(count=3, model=network("logistic_regression", init="default"))
 
@@ -168,6 +172,7 @@ ATTACKS: Mapping[str, Run] = {
     "spear": partial(curious, "spear", on=mlp),
     "cocktail_party": partial(curious, "cocktail_party", on=mlp),
     "peeling": partial(curious, "peeling", on=evaluated, iterations=1),
+    "tail_matching": partial(curious, "tail_matching", on=rectified, iterations=1, starts=1),
     "rgap": partial(curious, "rgap", on=cnn6),
     "robbing_the_fed": partial(active, "robbing_the_fed", batch=6, num_bins=24),
     "robbing_the_fed-fourier": partial(

@@ -29,5 +29,6 @@ from .presets.gradinversion import GradInversion as GradInversion
 from .presets.idlg import IdlgAttack as IdlgAttack
 from .presets.inverting_gradients import InvertingGradients as InvertingGradients
 from .retrieval import NearestPublicImage as NearestPublicImage
+from .tails.tail_matching import TailMatching as TailMatching
 
 __all__: list[str]

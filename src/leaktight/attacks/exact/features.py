@@ -18,10 +18,10 @@ Pieces = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureProblem(Problem):
-    """An image (1, C, H, W) in [0, 1] with given values inside a network, `constants["wanted"]`.
+    """Images (N, C, H, W) in [0, 1] with given values inside a network, `constants["wanted"]`.
 
-    pieces: from the image to these values; for a ReLU to what it reads. gated: which values are those behind a ReLU.
-    smooth: weight of total variation. first: the image to start from.
+    pieces: from the images to these values; for a ReLU to what it reads. gated: which values are those behind a ReLU.
+    smooth: weight of total variation. first: the images to start from.
     """
 
     pieces: Pieces
@@ -58,13 +58,13 @@ def search(
     first: Tensor,
     stages: Sequence[tuple[float, int]],
 ) -> Tensor:
-    """The image after stages of (weight of total variation, iterations)."""
+    """The images after stages of (weight of total variation, iterations)."""
     image = first
     for smooth, iterations in stages:
         problem = FeatureProblem(
-            settings=SearchSettings(iterations=iterations, backend="eager"),
+            settings=SearchSettings(iterations=iterations, backend="eager", onednn=False),
             rngs=(Rng(0),),
-            precision=torch.float64,
+            precision=first.dtype,
             constants={"wanted": list(wanted)},
             pieces=pieces,
             gated=gated,

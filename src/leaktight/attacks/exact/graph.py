@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -166,16 +166,22 @@ class Graph:
             interpreter.run(images.detach().double().requires_grad_())
         return Values(interpreter.values)
 
-    def pieces(self, wanted: Sequence[fx.Node]) -> Callable[[Tensor], list[Tensor]]:
-        """A function from images to the values of some nodes, which runs no more than it needs."""
+    def pieces(self, wanted: Sequence[fx.Node], start: fx.Node | None = None) -> fx.GraphModule:
+        """A function from images to the values of some nodes, which runs no more than it needs.
+
+        start: a cut, the value of which is given in place of images.
+        """
+        goals = set(wanted)
+        behind = {start, *self.after(start)} if start is not None else set(self.nodes)
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.module.graph.nodes:
-            if node.op != "output" and (node in wanted or self.after(node) & set(wanted)):
-                copies[node] = graph.node_copy(node, lambda other: copies[other])
+            needed = node.op == "get_attr" or node in behind
+            if node.op == "output" or not needed or not (node in goals or self.after(node) & goals):
+                continue
+            copies[node] = graph.placeholder("value") if node is start else graph.node_copy(node, copies.__getitem__)
         graph.output([copies[node] for node in wanted])
-        piece: Callable[[Tensor], list[Tensor]] = fx.GraphModule(self.module, graph)
-        return piece
+        return fx.GraphModule(self.module, graph)
 
 
 class _Substituting(fx.Interpreter):

@@ -6,9 +6,10 @@ close it is. With the observed ones in their place the search has only the image
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -88,6 +89,23 @@ def slopes_of(gradients: list[Tensor], layer: list[Tensor], labels: Tensor) -> T
     return torch.from_numpy(min(found, key=lambda slopes: float(np.abs(slopes).sum())))
 
 
+def leading_slopes(gradients: list[Tensor], layer: list[Tensor], leading: int, number: int) -> tuple[Tensor, float]:
+    """The slopes (K, C) of the K of `number` examples with the most say, and the relative residual that is left.
+
+    All labels are tried, but for one example: the lowest gradient of the bias is at its label. gradients, layer: as for
+    `slopes_of`.
+    """
+    (weight_grad, bias_grad), (weight, bias) = ([each.numpy() for each in pair] for pair in (gradients, layer))
+    share = number / leading
+    found = []
+    for others in combinations_with_replacement(range(len(bias)), leading - 1):
+        labels = np.array([bias_grad.argmin(), *others])
+        system = _System(share * weight_grad, share * bias_grad, weight, bias, labels)
+        found += [system.nearest(start) for start in system.starts()]
+    slopes, left = min(found, key=lambda each: each[1])
+    return torch.from_numpy(slopes), left
+
+
 class _System:
     """The equations of the features z (N, N) in the row space of the gradient of the weight."""
 
@@ -143,15 +161,18 @@ class _System:
 
     def solve(self, start: Floats) -> Floats | None:
         """The slopes of a solution, or None."""
+        slopes, left = self.nearest(start)
+        return _uncancelled(slopes) if left < _FITS else None
+
+    def nearest(self, start: Floats) -> tuple[Floats, float]:
+        """The slopes that a descent from a start ends at, and the relative residual."""
         from scipy.optimize import least_squares  # slow to import
 
         try:
             found = least_squares(self.residuals, start.ravel(), jac=self.jacobian, max_nfev=200)
         except np.linalg.LinAlgError:  # LAPACK's decomposition of a Jacobian need not converge
-            return None
-        if not np.linalg.norm(found.fun) < _FITS:
-            return None
-        return _uncancelled(self.confidences(found.x.reshape(self.number, -1)) - self.one_hot)
+            return np.zeros_like(self.one_hot), math.inf
+        return self.confidences(found.x.reshape(self.number, -1)) - self.one_hot, float(np.linalg.norm(found.fun))
 
     def explains(self, slopes: Floats) -> bool:
         """Whether the slopes of one example are those of the features that they imply."""
