@@ -27,6 +27,7 @@ from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Digits
 from leaktight.metrics import psnr
 from leaktight.models.initialise import build_model
+from leaktight.models.small import LeNetZhu
 
 NUMBERS = 5
 
@@ -164,7 +165,7 @@ def test_coarse_images_are_interpolated_to_the_whole_size(side: int) -> None:
 
 def test_a_search_goes_on_from_coarse_images() -> None:
     data = Digits(size=32).load(Path())
-    model = build_model(MODELS["lenet_zhu"](activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
+    model = build_model(LeNetZhu(activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
     batch = data.test.batch(slice(0, 1))
     seen = replace(observe(model, batch, 10), labels=batch.targets)
     told: list[int] = []
@@ -183,7 +184,7 @@ def test_a_search_goes_on_from_coarse_images() -> None:
 
 def test_restarts_are_those_of_the_coarse_search() -> None:
     data = Digits(size=8).load(Path())
-    model = build_model(MODELS["lenet_zhu"](activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
+    model = build_model(LeNetZhu(activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
     batch = data.test.batch(slice(0, 1))
     seen = replace(observe(model, batch, 10), labels=batch.targets)
     one, three = (
