@@ -9,6 +9,7 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.slopes import Slopes
+from leaktight.attacks.matching.sought import Pixels
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.first_order import Decay
 from leaktight.attacks.presets.preset import Preset
@@ -20,6 +21,7 @@ class InvertingGradients(Preset):
 
     learning_rate: of Adam. decay: how it falls over the iterations. total_variation: the prior's weight.
     slopes: of the loss by the logits, "guessed" or "observed" in the last layer's gradient.
+    coarse: iterations of a first search for images of half the height and width, >= 0; restarts are then of that one.
 
     Reference: Geiping et al. 2020. Assumes: labels, the number of examples, the local training for model changes.
     """
@@ -29,6 +31,7 @@ class InvertingGradients(Preset):
     total_variation: float = 4e-4
     decay: Decay = "steps"
     slopes: Slopes = "observed"
+    coarse: int = 0
 
     def matching(self) -> Matching:
         return replace(
@@ -37,5 +40,6 @@ class InvertingGradients(Preset):
             labels=self.labels or Given(),
             slopes=self.slopes,
             priors=((self.total_variation, TotalVariation()),),
+            sought=Pixels(coarse=self.coarse),
             optimizer=Adam(learning_rate=self.learning_rate, slope="sign", decay=self.decay),
         )
