@@ -336,11 +336,14 @@ def reports_of(attack: Attack, seen: Sequence[Observation], rng: Rng) -> float:
     if matching is None:
         told: int = getattr(attack, "candidates", 0) or getattr(attack, "iterations", 0)
         return told
-    steps = matching.iterations * _reports_per_iteration(matching) + getattr(attack, "latent_iterations", 0)
-    if matching.restarts == 1:
-        return steps
-    way, _ = choose(matching.workload, matching.evidence(seen, rng=rng), matching.parallel, 1)
-    return steps if way == "vmap" else steps * matching.restarts
+    each, latent = _reports_per_iteration(matching), getattr(attack, "latent_iterations", 0)
+    times = matching.restarts
+    if times > 1:
+        way, _ = choose(matching.workload, matching.evidence(seen, rng=rng), matching.parallel, 1)
+        times = 1 if way == "vmap" else times
+    if matching.rough_iterations:
+        return (times * matching.rough_iterations + matching.iterations) * each
+    return times * (matching.iterations * each + latent)
 
 
 def _reports_per_iteration(matching: Matching) -> int:

@@ -21,6 +21,7 @@ from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
 from leaktight.attacks.optimizers.optimizer import Tree
 from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.config.catalogue import MODELS
 from leaktight.core.rng import Rng
 from leaktight.core.types import Batch, Observation
@@ -195,3 +196,28 @@ def test_restarts_are_those_of_the_coarse_search() -> None:
     assert one.notes["evaluations"] < three.notes["evaluations"] < 2 * one.notes["evaluations"]
     with pytest.raises(ValueError, match="coarse"):
         CsDlg(coarse=-1)
+
+
+def test_iterations_of_restarts_side_by_side_count_once() -> None:
+    data = Digits(size=8).load(Path())
+    model = build_model(LeNetZhu(activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
+    batch = data.test.batch(slice(0, 1))
+    seen = replace(observe(model, batch, 10), labels=batch.targets)
+    attack = InvertingGradients(iterations=6, coarse=4, restarts=3, parallel="vmap", onednn=False, progress_every=1)
+    told: list[int] = []
+    found = attack.reconstruct([seen], rng=replayed(0), progress=lambda step, *_: told.append(step))
+    assert found.notes["iterations"] == 10
+    assert told == sorted(told)
+    assert max(told) == 10
+    rough = replace(attack, iterations=4, coarse=0).matching()
+    coarse = replace(rough, sought=Pixels(coarse=4).rough[1])  # type: ignore[index]
+    assert found.first_loss == coarse.reconstruct([seen], rng=replayed(0)).first_loss
+
+
+def test_labels_that_are_searched_for_are_not_lost_in_between() -> None:
+    data = Digits(size=8).load(Path())
+    model = build_model(LeNetZhu(activation="sigmoid"), data.inputs, 10, init="wide", rng=replayed(3))
+    seen = observe(model, data.test.batch(slice(0, 1)), 10)
+    attacks = [replace(CsDlg(iterations=1, coarse=each, onednn=False).matching(), labels=Joint()) for each in (0, 3)]
+    first, second = (each.reconstruct([seen], rng=replayed(0)) for each in attacks)
+    assert torch.equal(first.guess.inputs, second.guess.inputs), "no coarse search"

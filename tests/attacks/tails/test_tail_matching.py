@@ -47,6 +47,17 @@ def chain(norm: bool = False) -> nn.Module:
         return Chain(norm)
 
 
+def leaking(**last: object) -> nn.Module:
+    """Two convolutions, the first with an activation in place. last: settings of the second."""
+    with global_seed(replayed(1)):
+        model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.LeakyReLU(0.1, inplace=True))
+        model.append(nn.Conv2d(16, 32, 3, **{"padding": 1, **last}))  # type: ignore[arg-type]
+        for layer in (nn.LeakyReLU(0.1, inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()):
+            model.append(layer)
+        model.add_module("last", nn.Linear(32, 10))
+        return model
+
+
 def scene(number: int = 1, norm: bool = False) -> tuple[Observation, Batch]:
     digits = Digits(size=8).load(Path()).train
     batch = digits.batch(slice(PUBLIC, PUBLIC + number))
@@ -73,6 +84,19 @@ def test_a_guess_is_nearer_to_its_image_than_to_any_public_one() -> None:
     assert found.guess.targets.tolist() == batch.targets.tolist()
     assert found.first_loss is not None
     assert found.loss < found.first_loss
+
+
+def test_a_search_that_does_not_move_is_one_whose_loss_did_not_fall() -> None:
+    """What a loss falls from is the same problem, with ReLUs as cold as at the end."""
+    seen, _ = scene()
+    still, moved = (
+        TailMatching(iterations=100, starts=1, learning_rate=rate).reconstruct([seen], rng=replayed(1))
+        for rate in (1e-12, 0.05)
+    )
+    assert still.first_loss is not None
+    assert moved.first_loss is not None
+    assert still.loss > 0.99 * still.first_loss
+    assert moved.loss < 0.8 * moved.first_loss
 
 
 def test_two_examples_that_share_the_gradient_are_both_found() -> None:
@@ -117,9 +141,11 @@ def test_the_regression_is_ridge_regression(shape: tuple[int, int]) -> None:
     assert torch.allclose(estimate(rows, goals, query, weight), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_rows_of_values_are_the_row_of_the_update_that_they_cause(number: int) -> None:
+@pytest.mark.parametrize(("number", "leaky"), [(1, False), (2, False), (1, True)])
+def test_rows_of_values_are_the_row_of_the_update_that_they_cause(number: int, leaky: bool) -> None:
     seen, batch = scene(number)
+    if leaky:  # it writes to what it reads
+        seen = replace(observe(leaking(), batch, 10, mode="eval"), public_data=seen.public_data)
     graph, gradient = Graph(seen), gradient_of(seen)
     tail = Tail.all(graph, gradient.tensors)[-1]
     outputs = graph.run(batch.inputs).of[graph.head].softmax(1)
@@ -145,6 +171,16 @@ def test_dominating_examples_have_their_slopes_and_features() -> None:
     assert 0 < found.share < 1
 
 
+@pytest.mark.parametrize("settings", [{"groups": 2}, {"padding": "same"}])
+def test_a_last_convolution_whose_gradients_are_not_sketched_is_searched_by_features(
+    settings: dict[str, object],
+) -> None:
+    seen, batch = scene()
+    other = replace(observe(leaking(**settings), batch, 10, mode="eval"), public_data=seen.public_data)
+    found = TailMatching(iterations=2, starts=1).reconstruct([other], rng=replayed(1))
+    assert found.guess.inputs.isfinite().all()
+
+
 def test_without_the_number_of_examples_one_is_sought() -> None:
     seen, _ = scene(2)
     found = TailMatching(iterations=2, starts=1).reconstruct([replace(seen, batch_size=None)], rng=replayed(1))
@@ -161,6 +197,12 @@ def test_what_cannot_be_attacked_is_refused() -> None:
     one = Batch(public.inputs[:1], public.targets[:1])
     with pytest.raises(UsageError, match="2 public images, got 1"):
         attack.reconstruct([replace(seen, public_data=one)], rng=replayed(1))
+    enlarged = Batch(F.interpolate(public.inputs, (12, 12)), public.targets)
+    with pytest.raises(UsageError, match="public images of 1 x 8 x 8"):
+        attack.reconstruct([replace(seen, public_data=enlarged)], rng=replayed(1))
+    zeros = {**seen.update.tensors, "last.weight": torch.zeros(10, 32)}
+    with pytest.raises(UsageError, match="zero in the last layer"):
+        attack.reconstruct([replace(seen, update=replace(seen.update, tensors=zeros))], rng=replayed(1))
     normed = replace(scene(norm=True)[0], mode="train")
     with pytest.raises(UsageError, match="training mode"):
         attack.reconstruct([normed], rng=replayed(1))

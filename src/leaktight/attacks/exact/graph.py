@@ -68,7 +68,7 @@ class Graph:
         self.nodes = [node for node in self.module.graph.nodes if node.op not in ("get_attr", "output")]
 
     def _simplify(self) -> None:
-        """Leave out nodes that change nothing, and make every ReLU one that does not write to what it reads."""
+        """Leave out nodes that change nothing. Every ReLU is one function; no activation writes to what it reads."""
         for node in list(self.module.graph.nodes):
             if isinstance(self.layer(node), nn.Identity | nn.Dropout):
                 node.replace_all_uses_with(_read(node))
@@ -76,6 +76,8 @@ class Graph:
             elif _stands_for_relu(node, self.layer(node)):
                 read = _read(node)
                 node.op, node.target, node.args, node.kwargs = "call_function", torch.relu, (read,), {}
+            else:
+                _keep_input(node, self.layer(node))
         self.module.recompile()
 
     @cached_property
@@ -210,6 +212,14 @@ def _stands_for_relu(node: fx.Node, layer: nn.Module | None) -> bool:
         or (node.op == "call_function" and node.target in (F.relu, torch.relu, torch.relu_))
         or (node.op == "call_method" and node.target in ("relu", "relu_"))
     )
+
+
+def _keep_input(node: fx.Node, layer: nn.Module | None) -> None:
+    """Make an activation that writes to what it reads return a new tensor."""
+    if layer is not None and getattr(layer, "inplace", False):
+        setattr(layer, "inplace", False)  # noqa: B010 (not every layer has it)
+    elif node.kwargs.get("inplace"):
+        node.kwargs = {**node.kwargs, "inplace": False}
 
 
 def _read(node: fx.Node) -> fx.Node:

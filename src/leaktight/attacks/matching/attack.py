@@ -53,22 +53,24 @@ Message: TypeAlias = tuple[int, float, Tensor | None]
 @dataclass(frozen=True)
 class MatchingResult:
     """search: the results of all restarts. guess: the examples found by the best of them. distance: its loss without
-    priors."""
+    priors. first_loss: that of a search that this one has continued; None if there was none."""
 
     search: SearchResult
     guess: Batch
     distance: float
+    first_loss: float | None = None
 
-    @property
-    def steps(self) -> int:
-        return sum(candidate.steps for candidate in self.search.candidates)
+    def followed(self, later: MatchingResult, optimizer: Optimizer) -> MatchingResult:
+        """The result of a search that a later one with a single restart has continued, with the history of both."""
+        before, best = self.effort(optimizer), later.search.best
+        history = (*self.search.best.history, *((before + step, loss) for step, loss in best.history))
+        whole = replace(best, steps=before + best.steps, history=history)
+        first_loss = optimizer.first_loss(self.search.candidates)
+        return replace(later, search=replace(later.search, candidates=[whole]), first_loss=first_loss)
 
-    def followed(self, later: MatchingResult) -> MatchingResult:
-        """The result of a search that a later one has continued, with the history of both."""
-        best = later.search.best
-        history = [(self.steps + step, loss) for step, loss in best.history]
-        whole = replace(best, steps=self.steps + later.steps, history=(*self.search.best.history, *history))
-        return replace(later, search=replace(later.search, candidates=[whole]))
+    def effort(self, optimizer: Optimizer) -> int:
+        """Iterations of all restarts, or evaluations, as the optimiser counts them."""
+        return sum(optimizer.effort(self.search.candidates).values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +144,18 @@ class Matching(Attack):
         return replace(self, onednn=onednn if self.onednn is None else self.onednn, progress_every=1)
 
     @property
+    def rough_iterations(self) -> int:
+        """Of each restart of the search to begin with; what follows is one search."""
+        return 0 if self.sought.rough is None else self.sought.rough[0]
+
+    @property
     def workload(self) -> Workload:
         """The work of a search. Restarts are separable if none needs the results of another."""
         optimizer = self.optimizer
-        rough = 0 if self.sought.rough is None else self.sought.rough[0]
+        steps = self.rough_iterations + self.iterations // self.restarts if self.rough_iterations else self.iterations
         return Workload(
             restarts=self.restarts,
-            steps=(rough + self.iterations) * optimizer.steps_per_iteration,
+            steps=steps * optimizer.steps_per_iteration,
             abreast=optimizer.abreast and self.sought.abreast,
             separable=not self.consensus and (self.stop_below is None or optimizer.abreast),
         )
@@ -226,11 +233,13 @@ class Matching(Attack):
 
     def search(self, evidence: Evidence, *, rng: Rng, progress: Progress | None = None) -> MatchingResult:
         """Run all restarts, here or in processes; with a rough search first, these are restarts of that one."""
-        if self.sought.rough is not None:
-            iterations, sought = self.sought.rough
-            rough = replace(self, sought=sought, iterations=iterations).search(evidence, rng=rng, progress=progress)
-            fine = replace(self, sought=self.sought.again(rough.guess.inputs), restarts=1, consensus=0.0)
-            return rough.followed(fine.search(evidence, rng=rng, progress=_later(progress, rough.steps)))
+        rough = self.sought.rough
+        if rough is not None and evidence.seeks_images_alone:  # all else that it found would be lost
+            iterations, sought = rough
+            found = replace(self, sought=sought, iterations=iterations).search(evidence, rng=rng, progress=progress)
+            fine = replace(self, sought=self.sought.again(found.guess.inputs), restarts=1, consensus=0.0)
+            later = _later(progress, found.effort(self.optimizer))
+            return found.followed(fine.search(evidence, rng=rng, progress=later), self.optimizer)
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         groups = groups_of(load, evidence, way)
@@ -279,7 +288,9 @@ class Matching(Attack):
             "backend": result.backend,
             "onednn": result.onednn,
         }
-        best, first_loss = result.best, self.optimizer.first_loss(result.candidates)
+        best, first_loss = result.best, found.first_loss
+        if first_loss is None:
+            first_loss = self.optimizer.first_loss(result.candidates)
         return Reconstruction(found.guess, best.loss, notes, first_loss=first_loss, history=best.history)
 
 

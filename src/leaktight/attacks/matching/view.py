@@ -150,6 +150,11 @@ class Evidence:
         """Where the search is computed: where the updates are."""
         return self.views[0][1].device
 
+    @property
+    def seeks_images_alone(self) -> bool:
+        """Whether nothing else is searched for: neither labels nor what a defense keeps secret."""
+        return self.labels is not None and not any(view.unknowns for _, view, _ in self.views)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matched(ABC):

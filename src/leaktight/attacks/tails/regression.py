@@ -70,7 +70,7 @@ class Sketch:
             features, *rest = module(part.flatten(0, 1).requires_grad_())
             read, made = rest[: len(entered)], rest[len(entered) :]
             features = features.unflatten(0, part.shape[:2])
-            slopes = torch.autograd.grad((features * self.signal).sum(), made)
+            slopes = torch.autograd.grad((features * self.signal).sum(), made) if made else ()
             found = zip(self.plain, read, slopes, strict=True)
             yield [_weight_gradient(*each).unflatten(0, part.shape[:2]).sum(1) for each in found], features.detach()
 

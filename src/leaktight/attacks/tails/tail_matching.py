@@ -24,6 +24,7 @@ from leaktight.attacks.tails.tail import Tail, TailProblem, directions
 from leaktight.core.errors import UsageError, require_above, require_at_least
 from leaktight.core.protocols import Attack, LabelSource, Progress
 from leaktight.core.rng import Rng
+from leaktight.core.text import sides
 from leaktight.core.threat import Knowledge, require
 from leaktight.core.types import Batch, Observation, Reconstruction
 from leaktight.models.surgery import has_batch_norm
@@ -90,18 +91,21 @@ class TailMatching(Attack):
         public = one.public_data
         if public is None or len(public) < 2:
             raise UsageError(f"expected at least 2 public images, got {0 if public is None else len(public)}")
+        if public.inputs.shape[1:] != one.inputs.shape:
+            shapes = sides(one.inputs.shape), sides(public.inputs.shape[1:])
+            raise UsageError(f"expected public images of {shapes[0]}, as the client's are, got {shapes[1]}")
         gradient, graph = gradient_of(one), Graph(one)
         dominating = Dominating.of(graph, gradient, one.batch_size or 1)
         searches = _Searches(self, graph, gradient, dominating, progress)
         images = searches.images(public.inputs[: self.most].float(), rng)
-        loss, history = searches.ended[-1].loss, searches.history
+        loss, history = sum((each.loss for each in searches.ended), 0.0), searches.history
         notes = {
             "assumed": list(gradient.notes),
             "share": dominating.share,
             "losses": [each.loss for each in searches.ended],
         }
         guess = Batch(images, dominating.slopes.argmin(1))
-        return Reconstruction(guess, loss, notes, first_loss=history[0][1], history=history)
+        return Reconstruction(guess, loss, notes, first_loss=searches.first_loss, history=history)
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,11 @@ class Dominating:
         weight, bias = (gradient.needed(f"{name}.{part}") for part in ("weight", "bias"))
         left, lengths, right = torch.linalg.svd(weight, full_matrices=False)
         along = bias @ left[:, 0]
-        if not along:
+        if not along or not lengths[0]:
             raise UsageError("expected an update that is not zero in the last layer, got one that is")
         share = float(lengths[0] ** 2 / lengths.square().sum())
         one = cls((left[:, 0] * along.sign())[None], (right[0] * lengths[0] / along)[None], share)
-        ratio = float(lengths[1] / lengths[0])
+        ratio = float(lengths[1] / lengths[0]) if len(lengths) > 1 else 0.0
         if not gradient.scaled or number < 2 or ratio < _SECOND:
             return one
         layer = [graph.module.get_parameter(f"{name}.{part}").detach() for part in ("weight", "bias")]
@@ -140,7 +144,8 @@ class Dominating:
 
 @dataclass(frozen=True)
 class _Searches:
-    """The searches of one attack. tried: all that are over. ended: the best one for each tail."""
+    """The searches of one attack. tried: all that are over. ended: the best one for each tail. begun: the loss where
+    each began, with the ReLUs of its end."""
 
     attack: TailMatching
     graph: Graph
@@ -149,6 +154,13 @@ class _Searches:
     progress: Progress | None
     tried: list[Candidate] = field(default_factory=list)
     ended: list[Candidate] = field(default_factory=list)
+    begun: list[float] = field(default_factory=list)
+
+    @property
+    def first_loss(self) -> float:
+        """The sum over tails of the losses where their searches began, of the first tail the lowest."""
+        first = len(self.begun) - len(self.ended) + 1  # how many starts the first tail had
+        return min(self.begun[:first]) + sum(self.begun[first:])
 
     @property
     def history(self) -> History:
@@ -230,6 +242,8 @@ class _Searches:
             lowest=_lowest(tail),
         )
         optimizer = Adam(learning_rate=self.attack.learning_rate, decay="cosine")
+        with torch.no_grad():
+            self.begun.append(float(problem.loss({"value": first}, {}, constants)))
         found = optimizer.minimize(problem).best
         if self.progress is not None:
             before = sum(each.steps for each in self.tried)
