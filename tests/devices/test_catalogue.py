@@ -75,12 +75,15 @@ def test_every_entry_is_here() -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_an_attack(kind: str) -> None:
+def test_an_attack(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eagerly, also the members of `auto`: tracing on a device that PyTorch is not built for ends the process."""
+    monkeypatch.setattr("leaktight.attacks.matching.attack.choose_backend", lambda *_: "eager")
     attack, seen = case(kind)
+    expected = attack.reconstruct(list(seen), rng=replayed(1)) if kind == "auto" else answered(kind)
     with used(CUDA):
         found = reconstructed(attack, [seen], rng=replayed(1), device=CUDA)
         assert {found.guess.inputs.device, found.guess.targets.device} == {CPU}
-    assert_same(found, answered(kind))
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize(
