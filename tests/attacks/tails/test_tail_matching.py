@@ -96,7 +96,7 @@ def test_a_search_that_does_not_move_is_one_whose_loss_did_not_fall() -> None:
     assert still.first_loss is not None
     assert moved.first_loss is not None
     assert still.loss > 0.99 * still.first_loss
-    assert moved.loss < 0.8 * moved.first_loss
+    assert moved.loss < 0.95 * moved.first_loss
 
 
 def test_two_examples_that_share_the_gradient_are_both_found() -> None:

@@ -98,14 +98,14 @@ class TailMatching(Attack):
         dominating = Dominating.of(graph, gradient, one.batch_size or 1)
         searches = _Searches(self, graph, gradient, dominating, progress)
         images = searches.images(public.inputs[: self.most].float(), rng)
-        loss, history = sum((each.loss for each in searches.ended), 0.0), searches.history
+        loss, first_loss = searches.ended[0].loss, searches.begun[0]  # of the first tail, which decides
         notes = {
             "assumed": list(gradient.notes),
             "share": dominating.share,
             "losses": [each.loss for each in searches.ended],
         }
         guess = Batch(images, dominating.slopes.argmin(1))
-        return Reconstruction(guess, loss, notes, first_loss=searches.first_loss, history=history)
+        return Reconstruction(guess, loss, notes, first_loss=first_loss, history=searches.history)
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,6 @@ class _Searches:
     tried: list[Candidate] = field(default_factory=list)
     ended: list[Candidate] = field(default_factory=list)
     begun: list[float] = field(default_factory=list)
-
-    @property
-    def first_loss(self) -> float:
-        """The sum over tails of the losses where their searches began, of the first tail the lowest."""
-        first = len(self.begun) - len(self.ended) + 1  # how many starts the first tail had
-        return min(self.begun[:first]) + sum(self.begun[first:])
 
     @property
     def history(self) -> History:
@@ -247,7 +241,7 @@ class _Searches:
         found = optimizer.minimize(problem).best
         if self.progress is not None:
             before = sum(each.steps for each in self.tried)
-            for step, loss in found.history:
+            for step, loss in ((0, self.begun[-1]), *found.history):
                 self.progress(before + step, loss, None)
         self.tried.append(found)
         return found
