@@ -3,8 +3,8 @@
 Inverting Gradients of breaching, as it comes, on the gradient of one CIFAR-10 image, then the attack here, each until
 SSIM 0.9 or its end. Batch norm is in training mode, or in evaluation mode (`--mode eval`), as in the papers. Times are
 compared at 0.9, or else at the best of all iterates of breaching; here a guess is the best so far by the attack's own
-loss. Because the last thousandths of a best value can come late, times
-until 0.01 below it are compared too. An image on which the attack here stays below counts as a ratio of 0.
+loss. Because the last thousandths of a best value can come late, times until 0.01 below it are compared too. An image
+on which the attack here stays below counts as a ratio of 0.
 
 Time is that of the processor, with the processes that a compiler starts; looking at images does not count, tracing and
 compiling do. A guess is looked at when 1 % more time is spent than at the look before.

@@ -64,7 +64,7 @@ def ssim(guess: Tensor, truth: Tensor) -> Tensor:
     """Structural similarity in [-1, 1]: Gaussian window of 11 x 11 with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1.
 
     The mean over all channels and all windows inside the image, as in the paper and scikit-image; torchmetrics 1.9
-    includes windows over a mirrored border, and sums up each window by itself, which takes up to a hundred times as
+    includes windows over a mirrored border, and sums up each window by itself, which takes up to forty times as
     long. A smaller image gets the largest odd window that fits its shorter side, with sigma in proportion.
 
     Reference: Wang, Bovik, Sheikh, Simoncelli, Image Quality Assessment: From Error Visibility to Structural
