@@ -65,6 +65,21 @@ def test_products_give_what_convolutions_and_their_gradients_give(
         torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding"), [(8, 3, 1), (8, 3, 0), (4, 3, 2), (4, 3, 3), (5, 1, 0), (7, 2, 1)]
+)
+def test_large_weights_on_small_images_are_used_as_they_lie(size: int, kernel: int, padding: int) -> None:
+    channels = 264 if kernel == 1 else 132
+    given = drawn(channels, channels, size, kernel, 1)
+    graph = graph_of(doubly(1, padding, 1), *given)
+    products = unfolded(graph)
+    assert convolutions(graph) > 0
+    assert convolutions(products) == 0
+    assert not any("flip" in str(node.target) for node in products.graph.nodes)
+    for found, wanted in zip(products(*given), graph(*given), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_lanes_under_vmap_are_products_too() -> None:
     images, weight, bias = drawn(3, 4, 8, 3, 1)
     lanes = torch.stack([images, 2 * images, -images])
@@ -114,9 +129,18 @@ def test_patches_are_gathered_once_for_a_convolution_and_the_gradient_of_its_wei
         (lambda x, w: (F.conv2d(x, w, dilation=2),), ((1, 2, 9, 9), (3, 2, 3, 3))),
         (lambda x, w: (F.conv1d(x, w),), ((1, 2, 9), (3, 2, 3))),
         (lambda x, w: (F.conv2d(x, w),), ((1, 2, 256, 256), (3, 2, 3, 3))),
-        (lambda x, w: (F.conv2d(x, w),), ((1, 256, 4, 4), (256, 256, 3, 3))),
+        (lambda x, w: (F.conv2d(x, w),), ((1, 256, 9, 9), (256, 256, 3, 3))),
+        (lambda x, w: (F.conv2d(x, w, stride=2),), ((1, 256, 4, 4), (256, 256, 3, 3))),
+        (lambda x, w: (F.conv2d(x, w, groups=2),), ((1, 256, 4, 4), (256, 128, 3, 3))),
     ],
-    ids=["gaps in the kernel", "not images", "large images", "large weights"],
+    ids=[
+        "gaps in the kernel",
+        "not images",
+        "large images",
+        "large weights, large images",
+        "large weights, double steps",
+        "large weights in groups",
+    ],
 )
 def test_other_convolutions_stay(function: Function, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     images, weight = (torch.rand(shape, generator=replayed(1).public()) for shape in shapes)
@@ -125,15 +149,24 @@ def test_other_convolutions_stay(function: Function, shapes: tuple[tuple[int, ..
     assert torch.equal(graph(images, weight)[0], function(images, weight)[0])
 
 
-def test_a_graph_of_many_convolutions_stays() -> None:
-    def function(images: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        for _ in range(33):
-            images = F.conv2d(images, weight)
-        return (images,)
+def in_turns(images: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """More convolutions than a graph of few has."""
+    for _ in range(33):
+        images = F.conv2d(images, weight) / len(weight)
+    return (images,)
 
+
+def test_a_graph_of_many_convolutions_stays() -> None:
     images, weight, _ = drawn(3, 3, 4, 1, 1)
-    graph = graph_of(function, images, weight)
+    graph = graph_of(in_turns, images, weight)
     assert unfolded(graph) is graph
+
+
+def test_large_weights_on_small_images_become_products_in_a_graph_of_many_convolutions() -> None:
+    images, weight, _ = drawn(264, 264, 4, 1, 1)
+    products = unfolded(graph_of(in_turns, images, weight))
+    assert convolutions(products) == 0
+    torch.testing.assert_close(products(images, weight)[0], in_turns(images, weight)[0])
 
 
 def network(images: Tensor, weights: tuple[Tensor, ...]) -> Tensor:

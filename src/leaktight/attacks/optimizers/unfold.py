@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -25,6 +26,9 @@ _MOST_PATCHES, _MOST_WEIGHTS = 1 << 19, 1 << 16
 """Numbers in the patches of a batch and in the weights up to which products are used (docs/results/speed.md)."""
 _MOST_CONVOLUTIONS = 32
 """Of a graph. ResNet-20 (113) became 1.7 times as much code to compile, and no gain was shown."""
+_SMALL_MAP = 20480
+"""Numbers in the images of a batch up to which PyTorch does without oneDNN in one thread, if a kernel takes single
+steps. With large weights products are then faster in any graph."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class _Sliding:
 def unfolded(graph: fx.GraphModule) -> fx.GraphModule:
     """The same graph, traced on fake tensors, with its convolutions of images as products of matrices.
 
-    A graph with many convolutions is returned as it is.
+    In a graph with many convolutions, only those of small images with large weights.
     """
-    if sum(node.target in _REPLACEMENTS for node in graph.graph.nodes) > _MOST_CONVOLUTIONS:
+    few = sum(node.target in _REPLACEMENTS for node in graph.graph.nodes) <= _MOST_CONVOLUTIONS
+    if not any(_replaced(node, few) for node in graph.graph.nodes):
         return graph
     from torch._functorch.compile_utils import fx_graph_cse  # here because it is slow to import
 
@@ -68,7 +73,7 @@ def unfolded(graph: fx.GraphModule) -> fx.GraphModule:
         if node.target is operator.getitem and not isinstance(placed[node.args[0]], fx.Node):
             placed[node] = placed[node.args[0]][node.args[1]]  # one of the gradients
             continue
-        piece = _piece(node, pieces)
+        piece = _piece(node, pieces, few)
         if piece is None:
             placed[node] = result.node_copy(node, placed.__getitem__)
             continue
@@ -83,11 +88,14 @@ def unfolded(graph: fx.GraphModule) -> fx.GraphModule:
     return shared
 
 
-def _piece(node: fx.Node, pieces: dict[object, fx.Graph]) -> fx.Graph | None:
-    """The graph that replaces a convolution, from those there are or traced; None where it stays as it is."""
+def _piece(node: fx.Node, pieces: dict[object, fx.Graph], few: bool) -> fx.Graph | None:
+    """The graph that replaces a convolution, from those there are or traced; None where it stays as it is.
+
+    few: whether the graph has few convolutions.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx  # here because it is slow to import
 
-    if not _replaced(node):
+    if not _replaced(node, few):
         return None
     examples = [each.meta["val"] for each in _tensors(node)]
     kinds = tuple((each.shape, each.stride(), each.dtype) for each in examples)
@@ -105,10 +113,11 @@ def _piece(node: fx.Node, pieces: dict[object, fx.Graph]) -> fx.Graph | None:
     return pieces[key]
 
 
-def _replaced(node: fx.Node) -> bool:
+def _replaced(node: fx.Node, few: bool) -> bool:
     """Whether a node is a convolution of images, or its backward, with a kernel without gaps and of a size that gains.
 
-    Larger patches do not stay in the processor's cache, and larger weights take longer to lay out anew.
+    Larger patches do not stay in the processor's cache. Large weights are used as they lie, which the gradient of
+    images allows if the kernel takes single steps.
     """
     if node.target not in _REPLACEMENTS:
         return False
@@ -118,8 +127,14 @@ def _replaced(node: fx.Node) -> bool:
     stride, _, dilation, transposed = cast("Sequence[Any]", node.args[4:8] if backward else node.args[3:7])
     if len(weight) != 4 or dilation != [1, 1] or (backward and transposed):
         return False
-    patches: int = max(map(math.prod, maps)) * math.prod(weight[2:]) // math.prod(stride)
-    return patches <= _MOST_PATCHES and weight.numel() <= _MOST_WEIGHTS
+    most: int = max(map(math.prod, maps))
+    if weight.numel() > _MOST_WEIGHTS:
+        return most <= _SMALL_MAP and _single_steps(stride, node.args[-2 if backward else -1])
+    return few and most * math.prod(weight[2:]) // math.prod(stride) <= _MOST_PATCHES
+
+
+def _single_steps(stride: Sequence[int], groups: object) -> bool:
+    return tuple(stride) == (1, 1) and groups == 1
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
@@ -189,13 +204,15 @@ def _weight_gradient(gradient: Tensor, images: Tensor, how: _Sliding) -> Tensor:
     """gradient: of the output, (N, groups x O, h, w). The result is (groups x O, C, rows, columns)."""
     steps = gradient.shape[2], gradient.shape[3]
     outputs = _grouped(gradient, how.groups).reshape(how.groups, -1, gradient.shape[1] // how.groups)
-    product = _product(outputs.transpose(1, 2), _windows(images, steps, how))
-    return product.reshape(gradient.shape[1], *how.kernel, -1).permute(0, 3, 1, 2)
+    slopes = _product(outputs.transpose(1, 2), _windows(images, steps, how))
+    return slopes.reshape(gradient.shape[1], *how.kernel, -1).permute(0, 3, 1, 2)
 
 
 def _input_gradient(gradient: Tensor, weight: Tensor, size: Pair, how: _Sliding) -> Tensor:
     """The gradient of images of this size, from that of the output: a convolution that makes a block of pixels, one
-    for each step of the kernel, at a time."""
+    for each step of the kernel, at a time. Large weights stay as they lie: see `_folded`."""
+    if weight.numel() > _MOST_WEIGHTS and _single_steps(how.stride, how.groups):
+        return _folded(gradient, weight, size, how)
     reach = how.reach(0), how.reach(1)
     blocks = -(-size[0] // how.stride[0]), -(-size[1] // how.stride[1])
     before = [-first for first, _ in reach]
@@ -203,10 +220,26 @@ def _input_gradient(gradient: Tensor, weight: Tensor, size: Pair, how: _Sliding)
     seen = reach[0][1] - reach[0][0] + 1, reach[1][1] - reach[1][0] + 1
     padded = F.pad(_grouped(gradient, how.groups), (0, 0, before[1], after[1], before[0], after[0]))
     patches = _split(_patches(padded, seen, (1, 1), blocks), 0, how.groups, -1)
-    product = _product(patches, _transposed(weight, how))
-    pixels = product.reshape(how.groups, len(gradient), *blocks, *how.stride, -1)
+    blended = _product(patches, _transposed(weight, how))
+    pixels = blended.reshape(how.groups, len(gradient), *blocks, *how.stride, -1)
     images = pixels.permute(1, 0, 6, 2, 4, 3, 5).flatten(1, 2).flatten(4, 5).flatten(2, 3)
     return images[:, :, : size[0], : size[1]]
+
+
+def _folded(gradient: Tensor, weight: Tensor, size: Pair, how: _Sliding) -> Tensor:
+    """The same for a kernel of single steps: what each output sends to the pixels under the kernel, added up there."""
+    steps = gradient.shape[2], gradient.shape[3]
+    outputs = _grouped(gradient, 1).flatten(0, 2)
+    sent = _split(outputs @ weight.permute(0, 2, 3, 1).flatten(1), 0, -1, *steps)
+    sent = _split(sent, 3, *how.kernel, -1)  # (N, h, w, rows, columns, C)
+    last = how.kernel[0] - 1, how.kernel[1] - 1
+    rows, columns = last[0] - how.padding[0], last[1] - how.padding[1]
+    padded = F.pad(sent, (0, 0, 0, 0, 0, 0, columns, columns, rows, rows))
+    parts = [
+        padded[:, last[0] - row :, last[1] - column :, row, column][:, : size[0], : size[1]]
+        for row, column in product(range(how.kernel[0]), range(how.kernel[1]))
+    ]
+    return sum(parts[1:], parts[0]).permute(0, 3, 1, 2)
 
 
 def _transposed(weight: Tensor, how: _Sliding) -> Tensor:
@@ -250,9 +283,9 @@ def _grouped(images: Tensor, groups: int) -> Tensor:
     return _split(images, 1, groups, -1).permute(1, 0, 3, 4, 2).flatten(0, 1)
 
 
-def _ungrouped(product: Tensor, number: int, steps: Pair) -> Tensor:
+def _ungrouped(rows: Tensor, number: int, steps: Pair) -> Tensor:
     """(groups, N x h x w, O) to (N, groups x O, h, w)."""
-    return _split(product, 1, number, *steps).permute(1, 0, 4, 2, 3).flatten(1, 2)
+    return _split(rows, 1, number, *steps).permute(1, 0, 4, 2, 3).flatten(1, 2)
 
 
 def _split(tensor: Tensor, axis: int, *sizes: int) -> Tensor:
