@@ -117,7 +117,9 @@ class Outpost(Defense):
             flat += noise
         perturbed = dict(step.gradient)
         for name, tensor, values in zip(names, gradients, result.split_with_sizes(sizes), strict=True):
-            perturbed[name] = values.view_as(tensor).to(tensor)
+            shaped = values.view(tensor.shape)
+            same = tensor.dtype == result.dtype and tensor.device == result.device  # asking is cheaper than `to`
+            perturbed[name] = shaped if same else shaped.to(tensor)
         return perturbed
 
     def _noise(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -79,11 +80,16 @@ def percentile_value(values: npt.NDArray[np.floating], share: float) -> np.float
     >>> int(percentile_value(np.arange(11), 0.75))
     8
     """
-    place = math.ceil(round(share * (values.size - 1), 9))  # rounded, because 0.07 * 100 is more than 7
+    place = _percentile_place(values.size, share)
     ranked = values.flatten()
     ranked.partition(place)
     found: np.floating = ranked[place]
     return found
+
+
+@lru_cache(maxsize=1024)
+def _percentile_place(count: int, share: float) -> int:
+    return math.ceil(round(share * (count - 1), 9))  # rounded, because 0.07 * 100 is more than 7
 
 
 def below_percentile(values: Tensor, share: float) -> Tensor:
