@@ -13,10 +13,11 @@ from tests.seeds import replayed
 from torch import Tensor, nn
 
 from leaktight.adaptive.table import adapt
+from leaktight.attacks.film import Recorder
 from leaktight.attacks.generative.ggl import AsSeen, Expected, Ggl
 from leaktight.attacks.generative.latent import Latents, divergence
 from leaktight.attacks.labels.rules import Given, Joint
-from leaktight.attacks.matching.attack import Matching, Recorder
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.bayesian import Bayesian
 from leaktight.attacks.optimizers.derivative_free import CmaEs

@@ -9,9 +9,9 @@ from tests.attacks.generative.test_ggl import scene
 from tests.attacks.generators import CONDITIONAL, LINEAR
 from tests.seeds import replayed
 
+from leaktight.attacks.film import Recorder
 from leaktight.attacks.generative.gias import Gias
 from leaktight.attacks.generative.latent import GeneratorWeights
-from leaktight.attacks.matching.attack import Recorder
 from leaktight.core.errors import UsageError
 from leaktight.core.threat import Knowledge
 from leaktight.core.types import Batch

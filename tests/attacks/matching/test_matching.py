@@ -12,8 +12,9 @@ from tests.seeds import replayed
 from torch import nn
 
 from leaktight.attacks.controls import PriorOnly
+from leaktight.attacks.film import Recorder
 from leaktight.attacks.labels.rules import Given, Idlg, Joint
-from leaktight.attacks.matching.attack import Matching, Recorder
+from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine, SquaredError
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.view import Matched, OneBatch, Simulation

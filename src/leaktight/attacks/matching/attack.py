@@ -13,14 +13,11 @@ the optimiser's `minimize` iterates. `Lbfgs` and the optimisers without derivati
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
@@ -37,7 +34,6 @@ from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings, Tree
 from leaktight.core.devices import device_of, moved
 from leaktight.core.errors import UsageError, require_at_least
-from leaktight.core.files import replace_atomically
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
 from leaktight.core.rng import Rng, global_seed
 from leaktight.core.tensors import squared_norm
@@ -360,36 +356,3 @@ def _best_of_all(progress: Progress | None, jobs: int) -> Callable[[int, Message
             progress(iteration, loss, guess)
 
     return on_message
-
-
-@dataclass
-class Recorder:
-    """A progress callback that keeps all guesses: pass it to `reconstruct`, then `save` them as an animation."""
-
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    guesses: list[Tensor] = field(default_factory=list)
-
-    def __call__(self, iteration: int, loss: float, guess: Tensor | None) -> None:
-        self.losses.append((iteration, loss))
-        if guess is not None:
-            self.guesses.append(guess.detach().clone())
-
-    def save(self, path: Path, *, zoom: int = 4, seconds: float = 4.0) -> None:
-        """Write all guesses as an animated GIF or PNG, by the suffix of `path`; the last one is shown for 1.5 s.
-
-        zoom: screen pixels for each pixel of an image. seconds: the length of the rest.
-        """
-        if not self.guesses:
-            raise UsageError("expected reported guesses, got none; lower progress_every below the number of iterations")
-        frames = [_sheet(guess, zoom) for guess in self.guesses]
-        durations = [max(20, int(1000 * seconds / len(frames)))] * len(frames)
-        durations[-1] = 1500
-        save = partial(frames[0].save, save_all=True, append_images=frames[1:], duration=durations, loop=0)
-        replace_atomically(path, save)
-
-
-def _sheet(images: Tensor, zoom: int) -> Image.Image:
-    """Images (N, C, H, W) side by side."""
-    row = np.concatenate(list((images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()), axis=1)
-    picture = Image.fromarray(row[..., 0] if row.shape[2] == 1 else row)
-    return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
