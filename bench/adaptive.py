@@ -40,8 +40,10 @@ NOTHING_BELOW = 0.3
 """"Nothing found" in 10 victims shows with 95 % confidence that fewer than this share is reconstructed."""
 PATIENCE = 60
 """Evaluations of L-BFGS without a loss 1 % lower after which a search ends."""
-ITERATIONS = {(1, 1): 40, (4, 1): 30, (1, 4): 20, (4, 4): 10}
+ITERATIONS = {(1, 1): 16, (4, 1): 14, (1, 4): 10, (4, 4): 6}
 """Most iterations (of up to 20 evaluations) by batch size and steps: the more an evaluation costs, the fewer."""
+COARSE = 4
+"""Iterations before them, for images of half the size."""
 EQUAL = {"kind": "fedavg", "scheme": "I"}
 """Clients count equally, as LRP needs it; they have equally many examples."""
 ROUNDS = 20
@@ -119,7 +121,7 @@ def cost_plan(defenses: Sequence[Defense], victims: int) -> PlannedAudit:
 
 
 def _attack(iterations: int) -> dict[str, object]:
-    return {"kind": "csdlg", "iterations": iterations, "patience": PATIENCE}
+    return {"kind": "csdlg", "iterations": iterations, "coarse": COARSE, "patience": PATIENCE}
 
 
 def defenses_of(kinds: Sequence[str]) -> list[Defense]:
