@@ -1,23 +1,22 @@
 """L-BFGS in compact form: the direction is a few matrix products, not a loop over the history.
 
-Reference: Byrd, Nocedal and Schnabel 1994, theorem 2.2. The variant with a line search is SciPy's L-BFGS-B, which has
-the same form and supports bounds.
+Reference: Byrd, Nocedal and Schnabel 1994, theorem 2.2. The variant with a line search, in a box, is in `boxed.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
+from leaktight.attacks.optimizers.boxed import descend
 from leaktight.attacks.optimizers.compile import make_runnable
 from leaktight.attacks.optimizers.form import form_of
 from leaktight.attacks.optimizers.optimizer import (
@@ -32,6 +31,7 @@ from leaktight.attacks.optimizers.optimizer import (
     channels_last,
     vector,
 )
+from leaktight.core.devices import CPU
 from leaktight.core.errors import require_above, require_at_least
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -44,7 +44,7 @@ class Lbfgs(Optimizer):
     """Limited-memory BFGS.
 
     line_search: "none" takes steps of `learning_rate` (the first shortened), as `torch.optim.LBFGS` does by default and
-    as DLG runs it; "wolfe" is SciPy's, which also stops when no step lowers the loss.
+    as DLG runs it; "wolfe" takes steps that fulfil Wolfe's conditions, and stops when none lowers the loss.
     history: number of past steps kept, >= 1. steps_per_iteration: evaluations in an iteration, >= 1; in published
     attacks an iteration is a call of `torch.optim.LBFGS.step`, up to 20.
     """
@@ -105,29 +105,22 @@ class Lbfgs(Optimizer):
 def wolfe(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
 ) -> Best:
-    """Minimise from `start`, a flat vector, with SciPy's line search. boxed: how many first entries stay in [0, 1]."""
-    from scipy.optimize import minimize  # slow to import
-
+    """Minimise from `start`, a flat vector, in float64. boxed: how many first entries stay in [0, 1]."""
     best, budget = Best(start), iterations * settings.steps_per_iteration
 
-    def evaluate(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        here = torch.from_numpy(point).to(start)
+    def evaluate(point: Tensor) -> tuple[float, Tensor]:
+        if best.evaluations == budget:
+            raise _Enough
+        here = point.to(start, copy=True)
         value, slope = function(here)
         loss = float(value)
         best.offer(here, loss)
         if look(best.evaluations, best.loss, best.point):
             raise _Enough
-        return loss if np.isfinite(loss) else 1e30, np.nan_to_num(slope.double().cpu().numpy())
+        return loss if math.isfinite(loss) else math.inf, slope.to(point).nan_to_num()
 
     with suppress(_Enough):
-        minimize(
-            evaluate,
-            start.double().cpu().numpy(),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[(0.0, 1.0)] * boxed + [(None, None)] * (len(start) - boxed) if boxed else None,
-            options={"maxcor": settings.history, "maxiter": budget, "maxfun": budget, "ftol": 0.0, "gtol": 0.0},
-        )
+        descend(evaluate, start.to(CPU, torch.float64), boxed, settings.history)
     return best
 
 
@@ -146,7 +139,7 @@ def plain(
         following = point + step
         value, next_slope = function(following)
         loss = float(value)
-        if not np.isfinite(loss):
+        if not math.isfinite(loss):
             break
         best.offer(following, loss)
         if look(best.evaluations, best.loss, best.point) or not float(next_slope.abs().max()) > 0:
@@ -164,7 +157,7 @@ SEARCHES: Mapping[str, Callable[[Lbfgs, ValueAndGradient, Tensor, int, Look, int
 
 
 class _Enough(Exception):
-    """Raised to end SciPy's search."""
+    """Raised to end a search."""
 
 
 class Best:
