@@ -63,7 +63,8 @@ EFFECTS = {
     "fed_cdp": Effect(FedCdp(clip_norm=0.5, noise_multiplier=0.001), least=30.0),
     "adadefense": Effect(AdaDefense()),
     "adadefense-code": Effect(AdaDefense(variant="code"), options=DELTA),
-    "lrp-dlg": Effect(Lrp(), attack=DLG, options=DELTA),
+    # A rate above the usual one: a searched label absorbs a smaller one, so that DLG needs no knowledge of it.
+    "lrp-dlg": Effect(Lrp(), attack=DLG, options={"kind": "delta", "seed": 4}),
     "lrp-3-steps": Effect(Lrp(), gain=5.0, options={"kind": "delta", "local": replace(LOCAL, steps=3)}),
     "fedkl": Effect(FedKl(), attack=replace(CSDLG, iterations=10)),
     "precode": Effect(Precode(), least=80.0, attack=replace(CSDLG, iterations=8)),
