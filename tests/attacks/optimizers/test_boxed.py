@@ -15,6 +15,7 @@ from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.attacks.optimizers.boxed import FreeCurvature, descend
+from leaktight.attacks.optimizers.lbfgs import Lbfgs, wolfe
 
 
 class Ended(Exception):
@@ -151,3 +152,24 @@ def test_a_loss_that_is_not_finite_is_stepped_back_from() -> None:
 def test_a_flat_loss_ends_at_once() -> None:
     seen = searched(lambda point: 0 * point.sum(), torch.full((4,), 0.5, dtype=torch.float64), 4)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("unit", [1e-14, 1e-8, 1.0, 1e8])
+def test_the_unit_of_the_loss_does_not_matter(unit: float) -> None:
+    """Also in float32, where a step as small as the gradient would be lost in the point."""
+    goal = torch.linspace(-0.5, 1.5, 20)
+
+    def value(point: Tensor) -> tuple[Tensor, Tensor]:
+        away = torch.linspace(1, 5, 20).square() * (point - goal)
+        return unit * (away * (point - goal)).sum(), 2 * unit * away
+
+    found = wolfe(Lbfgs(), value, torch.full((20,), 0.5), 10, lambda *_: False, boxed=15)
+    expected = torch.cat([goal[:15].clamp(0, 1), goal[15:]])
+    torch.testing.assert_close(found.point, expected, atol=1e-3, rtol=0)  # the root of what float32 tells apart
+
+
+def test_no_point_is_looked_at_again_at_the_end() -> None:
+    value, start = bent(12, 3)
+    points = [tuple(point.tolist()) for point, _ in searched(value, start, 8, evaluations=3000)]
+    assert len(points) < 3000, "it ends by itself"
+    assert len(points) - len(set(points)) <= 2, "but where the steps of a line search meet at a corner"

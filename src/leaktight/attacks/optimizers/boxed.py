@@ -22,13 +22,15 @@ Reached = tuple[Tensor, float, Tensor]
 _FALL = 1e-4  # of the loss that a step must bring, relative to what the slope promises
 _STEEP = 0.9  # of the slope that may be left after a step, before a longer one is tried
 _TRIALS = 20
+_SMALLEST = 1e-300  # length of a direction, lest it divide by zero
 _LEAST_CURVATURE = 1e-10  # cosine of a step and its change of the gradient below which the pair is not kept
 
 
 def descend(evaluate: Evaluate, start: Tensor, boxed: int, history: int) -> None:
     """Lower the loss from `start`, a flat vector, until no step does; `evaluate` raises to end it.
 
-    boxed: how many first entries stay in [0, 1]. history: how many past steps are kept.
+    boxed: how many first entries stay in [0, 1]. history: how many past steps are kept. The first step has a length of
+    one, as a loss can have any unit; one after past steps were given up is no longer than the slope either.
     """
     least = torch.full_like(start, -torch.inf)
     most = torch.full_like(start, torch.inf)
@@ -36,10 +38,13 @@ def descend(evaluate: Evaluate, start: Tensor, boxed: int, history: int) -> None
     curvature = FreeCurvature(history, start)
     point = start.clamp(least, most)
     loss, slope = evaluate(point)
+    largest = torch.inf  # rate without past steps
     while True:
         free = ~((point <= least) & (slope > 0) | (point >= most) & (slope < 0))
         along = curvature.direction(slope, free)
-        found = _step(evaluate, (point, loss, slope), along, 1.0 if len(curvature) else None, least, most)
+        rate = 1.0 if len(curvature) else min(largest, 1 / float(along.norm().clamp(min=_SMALLEST)))
+        found = _step(evaluate, (point, loss, slope), along, rate, least, most)
+        largest = 1.0
         if found is not None:
             curvature.add(found[0] - point, found[2] - slope)
             point, loss, slope = found
@@ -49,21 +54,20 @@ def descend(evaluate: Evaluate, start: Tensor, boxed: int, history: int) -> None
             return
 
 
-def _step(
-    evaluate: Evaluate, here: Reached, along: Tensor, rate: float | None, least: Tensor, most: Tensor
-) -> Reached | None:
+def _step(evaluate: Evaluate, here: Reached, along: Tensor, rate: float, least: Tensor, most: Tensor) -> Reached | None:
     """A point along a direction, projected onto the box, that fulfils Wolfe's conditions; None if none lowers the loss.
 
-    rate: of the first trial; None: a step of length one, or a whole one if that is shorter.
+    rate: of the first trial.
     """
     point, loss, slope = here
     promised = float(along @ slope)
     if not promised < 0:
         return None
-    rate = min(1.0, 1 / float(along.norm())) if rate is None else rate
     best: Reached | None = None
     for _ in range(_TRIALS):
         following = (point + rate * along).clamp(least, most)
+        if torch.equal(following, point):
+            return best
         reached, next_slope = evaluate(following)
         if reached < loss and reached <= loss + _FALL * min(float(slope @ (following - point)), 0.0):
             if best is not None and reached >= best[1]:
@@ -84,7 +88,8 @@ class FreeCurvature:
     """The last steps and their changes of the gradient, and the products of these that a direction needs.
 
     A pair is kept at a length of its step of one, which changes nothing, as only ratios count. The newest pair takes
-    the place of the oldest one. bent: of step i and change j, if j is no newer. square: of step i and step j.
+    the place of the oldest one. bent: of step i and change j, if j is no newer (others are old). square: of step i and
+    step j. Those over free variables are carried on as variables come and go. After `add` comes `direction`.
     """
 
     def __init__(self, history: int, like: Tensor) -> None:

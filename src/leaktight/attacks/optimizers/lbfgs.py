@@ -105,7 +105,10 @@ class Lbfgs(Optimizer):
 def wolfe(
     settings: Lbfgs, function: ValueAndGradient, start: Tensor, iterations: int, look: Look, boxed: int = 0
 ) -> Best:
-    """Minimise from `start`, a flat vector, in float64. boxed: how many first entries stay in [0, 1]."""
+    """Minimise from `start`, a flat vector, in its precision; steps are computed in float64.
+
+    boxed: how many first entries stay in [0, 1].
+    """
     best, budget = Best(start), iterations * settings.steps_per_iteration
 
     def evaluate(point: Tensor) -> tuple[float, Tensor]:
