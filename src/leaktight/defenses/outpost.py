@@ -99,9 +99,8 @@ class Outpost(Defense):
         names = [name for name, tensor in step.gradient.items() if tensor.numel()]
         gradients = [step.gradient[name] for name in names]
         sizes = [tensor.numel() for tensor in gradients]
-        places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        result = _flat(gradients)
-        flat: Numbers = result.numpy()
+        places = _slices(sizes)
+        flat: Numbers = _flat(gradients).numpy()
         if not math.isfinite(flat @ flat):  # one product is faster than a check of every tensor
             require_finite(step.gradient)
         stds = self.noise_scale * np.minimum(variances(_flat([step.params[name] for name in names]).numpy(), places), 1)
@@ -109,16 +108,15 @@ class Outpost(Defense):
         noise = self._noise(flat, gradients, places, stds, rng) if self.noise_share and stds.any() else None
         if self.prune_share:
             magnitudes = np.abs(flat)
-            for place in places:
-                part = magnitudes[place]
-                # Copied, because a product with 0 would keep the sign.
-                np.copyto(flat[place], 0, where=part < percentile_value(part, self.prune_share))
+            thresholds = [percentile_value(magnitudes[place], self.prune_share) for place in places]
+            # Copied, because a product with 0 would keep the sign.
+            np.copyto(flat, 0, where=magnitudes < np.repeat(np.array(thresholds, flat.dtype), sizes))
         if noise is not None:
             flat += noise
         perturbed = dict(step.gradient)
-        for name, tensor, values in zip(names, gradients, result.split_with_sizes(sizes), strict=True):
-            shaped = values.view(tensor.shape)
-            same = tensor.dtype == result.dtype and tensor.device == result.device  # asking is cheaper than `to`
+        for name, tensor, place in zip(names, gradients, places, strict=True):
+            shaped = torch.from_numpy(flat[place].reshape(tensor.shape))
+            same = tensor.dtype == shaped.dtype and tensor.device == shaped.device  # asking is cheaper than `to`
             perturbed[name] = shaped if same else shaped.to(tensor)
         return perturbed
 
@@ -128,18 +126,21 @@ class Outpost(Defense):
         """Noise for the entries of high Fisher information, zeros for the others."""
         noise: Numbers = rng.secret().normal(len(flat), flat.dtype.type)
         rows = [tensor.shape[0] if tensor.ndim and self.fisher == "column" else 1 for tensor in tensors]
-        squares = np.square(flat)
-        fishers = [
-            np.add.reduce(squares[place].reshape(count, -1), 0) for place, count in zip(places, rows, strict=True)
-        ]
+        widths = [tensor.numel() // count for tensor, count in zip(tensors, rows, strict=True)]
+        columns, squares = _slices(widths), np.square(flat)
+        fishers = np.empty(sum(widths), flat.dtype)
+        for place, own, count in zip(places, columns, rows, strict=True):
+            np.add.reduce(squares[place].reshape(count, -1), 0, out=fishers[own])
         if self.variant == "code":
-            fishers = [fisher / count for fisher, count in zip(fishers, rows, strict=True)]
-            thresholds = [percentile_value(np.concatenate(fishers), 1 - self.noise_share)] * len(fishers)
+            fishers /= np.repeat(np.array(rows, flat.dtype), widths)
+            thresholds = [percentile_value(fishers, 1 - self.noise_share)] * len(columns)
         else:
-            thresholds = [percentile_value(fisher, 1 - self.noise_share) for fisher in fishers]
-        for place, std, fisher, threshold in zip(places, stds, fishers, thresholds, strict=True):
-            columns = noise[place].reshape(-1, fisher.size)  # a view, so that `noise` itself is scaled
-            columns *= (fisher >= threshold) * noise.dtype.type(std)
+            thresholds = [percentile_value(fishers[own], 1 - self.noise_share) for own in columns]
+        scales = np.repeat(stds.astype(flat.dtype), widths)
+        scales *= fishers >= np.repeat(np.array(thresholds, flat.dtype), widths)
+        for place, own, count in zip(places, columns, rows, strict=True):
+            values = noise[place].reshape(count, -1)  # a view, so that `noise` itself is scaled
+            values *= scales[own]
         return noise
 
 
@@ -159,6 +160,11 @@ def variances(flat: Numbers, places: Sequence[slice]) -> Numbers:
         spreads[index] = part @ part - np.add.reduce(part) ** 2 / len(part)
     result: Numbers = np.maximum(spreads, 0) / np.maximum(counts - 1, 1)
     return result
+
+
+def _slices(sizes: Sequence[int]) -> list[slice]:
+    """Consecutive slices of these sizes."""
+    return [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 def _uniform(rng: Rng) -> float:

@@ -197,13 +197,18 @@ class Matching(Attack):
         likely = [in_order(evidence, order) for order in orders[:SHORT_SEARCHES]]
         if len(likely) == 1:
             return likely[0]
-        steps = max(1, self.iterations // SHORTER)
-        backend: BackendSetting = "eager" if steps < WORTH_TRACING or self.backend == "eager" else "fx"
-        short = replace(self, iterations=steps, restarts=1, consensus=0.0, backend=backend)
+        short = replace(
+            self,
+            sought=self.sought.shorter(SHORTER),
+            iterations=max(1, self.iterations // SHORTER),
+            restarts=1,
+            consensus=0.0,
+            backend="eager" if self.backend == "eager" else "fx",  # the long search uses the same traces
+        )
         load = replace(short.workload, restarts=len(likely), abreast=False)
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         jobs = [_Job(short, each, rng, [0], False, False) for each in likely]
-        found = run_all(_run, jobs, workers=workers if way == "processes" else 1)
+        found = run_all(_search, jobs, workers=workers if way == "processes" else 1)
         ranks = [each.search.best.rank() for each in found]
         return likely[ranks.index(min(ranks))]
 
@@ -293,7 +298,6 @@ class Matching(Attack):
 LOOKS = 2  # starts at which the loss of an order is looked at
 SHORT_SEARCHES = 8  # orders that get a short search
 SHORTER = 30  # how many times shorter it is
-WORTH_TRACING = 25  # its steps from which on they are traced: tracing takes as long as some ten eager steps
 
 
 def _loss_at_start(problem: MatchingProblem, order: Order) -> float:
@@ -327,6 +331,10 @@ def _run(job: _Job, tell: Tell[Message]) -> MatchingResult:
         result = job.attack.optimizer.minimize(problem, on_step if job.watched else None)
         best = result.best.variables
         return MatchingResult(result, problem.guess(best), problem.distance(best))
+
+
+def _search(job: _Job, tell: Tell[Message]) -> MatchingResult:
+    return job.attack.search(job.evidence, rng=job.rng)
 
 
 def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:
