@@ -77,7 +77,7 @@ def test_every_entry_is_here() -> None:
 @pytest.mark.parametrize("kind", CASES)
 def test_an_attack(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eagerly, also the members of `auto`: tracing on a device that PyTorch is not built for ends the process."""
-    monkeypatch.setattr("leaktight.attacks.matching.attack.choose_backend", lambda *_: "eager")
+    monkeypatch.setattr("leaktight.attacks.matching.attack.choose_backend", lambda *_, **__: "eager")
     attack, seen = case(kind)
     expected = attack.reconstruct(list(seen), rng=replayed(1)) if kind == "auto" else answered(kind)
     with used(CUDA):

@@ -14,22 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, Self, TypeAlias
 
-import torch
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Idlg, Joint
+from leaktight.attacks.matching.first_look import FirstLook
 from leaktight.attacks.matching.objectives import Cosine, Objective
-from leaktight.attacks.matching.orders import Order, candidates, in_order
+from leaktight.attacks.matching.orders import candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
 from leaktight.attacks.matching.slopes import Slopes, with_slopes
 from leaktight.attacks.matching.sought import Pixels, Sought
 from leaktight.attacks.matching.spread import Parallel, Workload, choose, choose_backend, groups_of
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
-from leaktight.attacks.optimizers.compile import BackendSetting
+from leaktight.attacks.optimizers.compile import Backend, BackendSetting
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings, Tree
 from leaktight.core.devices import device_of, moved
@@ -191,7 +190,7 @@ class Matching(Attack):
         most = max(view.orders for _, view, _ in evidence.views)
         if most == 1 or self.objective is None or not any(view.steps for _, view, _ in evidence.views):
             return evidence
-        score = partial(_loss_at_start, self.problem(evidence, rng, range(LOOKS), together=False))
+        score = FirstLook(self.problem(evidence, rng, range(LOOKS), together=False))
         with global_seed(rng.child("network")):
             orders = candidates(evidence, most, score, ordered=evidence.ordered, rng=rng.child("orders"))
         likely = [in_order(evidence, order) for order in orders[:SHORT_SEARCHES]]
@@ -203,7 +202,7 @@ class Matching(Attack):
             iterations=max(1, self.iterations // SHORTER),
             restarts=1,
             consensus=0.0,
-            backend="eager" if self.backend == "eager" else "fx",  # the long search uses the same traces
+            backend=self._backend(evidence, same_graph=len(orders[0]) == 1),
         )
         load = replace(short.workload, restarts=len(likely), abreast=False)
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
@@ -237,16 +236,22 @@ class Matching(Attack):
         rough = self.sought.rough
         if rough is not None and evidence.seeks_images_alone:  # all else that it found would be lost
             iterations, sought = rough
-            found = replace(self, sought=sought, iterations=iterations).search(evidence, rng=rng, progress=progress)
-            fine = replace(self, sought=self.sought.again(found.guess.inputs), restarts=1, consensus=0.0)
+            both = replace(self, backend=self._backend(evidence))
+            found = replace(both, sought=sought, iterations=iterations).search(evidence, rng=rng, progress=progress)
+            fine = replace(both, sought=self.sought.again(found.guess.inputs), restarts=1, consensus=0.0)
             later = _later(progress, found.effort(self.optimizer))
             return found.followed(fine.search(evidence, rng=rng, progress=later), self.optimizer)
         load = self.workload
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         groups = groups_of(load, evidence, way)
-        attack = replace(self, backend=choose_backend(load, evidence, self.backend))  # here: not known in processes
+        attack = replace(self, backend=self._backend(evidence))  # here: not known in processes
         jobs = [_Job(attack, evidence, rng, group, way == "vmap", progress is not None) for group in groups]
         return _joined(run_all(_run, jobs, workers=workers, on_message=_best_of_all(progress, len(jobs))))
+
+    def _backend(self, evidence: Evidence, *, same_graph: bool = True) -> Backend:
+        """How iterations of this search are run. same_graph: whether short searches before it have its graphs."""
+        backend = choose_backend(self.workload, evidence, self.backend, graphs=2 if self.rough_iterations else 1)
+        return backend if same_graph or backend == "eager" else "fx"
 
     def problem(self, evidence: Evidence, rng: Rng, restarts: Sequence[int], *, together: bool) -> MatchingProblem:
         """What the optimiser minimises. restarts: their indices. together: as one traced function under vmap."""
@@ -261,7 +266,7 @@ class Matching(Attack):
                 stop_below=self.stop_below,
                 check_every=self.check_every,
                 report_every=self.progress_every,
-                backend=choose_backend(self.workload, evidence, self.backend),
+                backend=self._backend(evidence),
                 onednn=self.onednn,
                 together=together,
             ),
@@ -298,15 +303,6 @@ class Matching(Attack):
 LOOKS = 2  # starts at which the loss of an order is looked at
 SHORT_SEARCHES = 8  # orders that get a short search
 SHORTER = 30  # how many times shorter it is
-
-
-def _loss_at_start(problem: MatchingProblem, order: Order) -> float:
-    """The mean loss of the starts of a problem, with the examples in another order."""
-    evidence = in_order(problem.evidence, order)
-    constants = problem.constants if evidence.labels is None else {**problem.constants, "labels": evidence.labels}
-    other = replace(problem, evidence=evidence, constants=constants)
-    with torch.no_grad():
-        return sum(float(other.loss(other.start(rng), {}, constants)) for rng in other.rngs)
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ def among(victims: int) -> Iterator[None]:
         _VICTIMS.reset(token)
 
 
-def choose_backend(load: Workload, evidence: Evidence, backend: BackendSetting) -> Backend:
-    """How to run an iteration. backend: the setting.
+def choose_backend(load: Workload, evidence: Evidence, backend: BackendSetting, graphs: int = 1) -> Backend:
+    """How to run an iteration. backend: the setting. graphs: how many the search has, which are all compiled or none.
 
     By default a search is compiled if all victims together save twice the seconds that compiling takes. This depends on
     what is planned, not on what happens to be in the compiler's cache: results of the two differ in the last bits.
@@ -94,7 +94,8 @@ def choose_backend(load: Workload, evidence: Evidence, backend: BackendSetting) 
     if layers > _MOST_LAYERS:
         return "fx"
     saved = _VICTIMS.get() * load.restarts * load.steps * layers * _SAVED_PER_LAYER
-    return "inductor" if saved > _WORTH_COMPILING * (_COMPILING + _COMPILING_PER_LAYER * layers) else "fx"
+    compiling = graphs * (_COMPILING + _COMPILING_PER_LAYER * layers)
+    return "inductor" if saved > _WORTH_COMPILING * compiling else "fx"
 
 
 def layers_of(evidence: Evidence) -> int:
