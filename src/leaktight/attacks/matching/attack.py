@@ -196,20 +196,21 @@ class Matching(Attack):
         likely = [in_order(evidence, order) for order in orders[:SHORT_SEARCHES]]
         if len(likely) == 1:
             return likely[0]
-        short = replace(
-            self,
-            sought=self.sought.shorter(SHORTER),
-            iterations=max(1, self.iterations // SHORTER),
-            restarts=1,
-            consensus=0.0,
-            backend=self._backend(evidence, same_graph=len(orders[0]) == 1),
-        )
+        short = self._short(evidence, self._backend(evidence, same_graph=len(orders[0]) == 1))
         load = replace(short.workload, restarts=len(likely), abreast=False)
         way, workers = choose(load, evidence, self.parallel, 1 if in_worker() else available_cores())
         jobs = [_Job(short, each, rng, [0], False, False) for each in likely]
-        found = run_all(_search, jobs, workers=workers if way == "processes" else 1)
+        found = run_all(_run, jobs, workers=workers if way == "processes" else 1)
         ranks = [each.search.best.rank() for each in found]
         return likely[ranks.index(min(ranks))]
+
+    def _short(self, evidence: Evidence, backend: Backend) -> Self:
+        """The search that tells orders apart: a short one, and only the rough one where a search begins with that."""
+        iterations, sought = self.iterations, self.sought
+        if sought.rough is not None and evidence.seeks_images_alone:
+            iterations, sought = iterations + sought.rough[0], sought.rough[1]
+        iterations = max(1, iterations // SHORTER)
+        return replace(self, sought=sought, iterations=iterations, restarts=1, consensus=0.0, backend=backend)
 
     def _sloped(self, view: View, labels: Tensor | None, *, several: bool) -> View:
         """The view with the slopes of the loss, if they are to be observed; their order must be that of the labels."""
@@ -327,10 +328,6 @@ def _run(job: _Job, tell: Tell[Message]) -> MatchingResult:
         result = job.attack.optimizer.minimize(problem, on_step if job.watched else None)
         best = result.best.variables
         return MatchingResult(result, problem.guess(best), problem.distance(best))
-
-
-def _search(job: _Job, tell: Tell[Message]) -> MatchingResult:
-    return job.attack.search(job.evidence, rng=job.rng)
 
 
 def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:

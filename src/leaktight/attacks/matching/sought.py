@@ -89,10 +89,6 @@ class Sought(ABC):
         """A search to begin with, its iterations and settings, whose images the search then starts at."""
         return None
 
-    def shorter(self, times: int) -> Sought:
-        """The settings with so many times fewer iterations of `rough`, but one at least."""
-        return self
-
 
 Distribution: TypeAlias = Literal["normal", "standard_normal", "uniform"]
 
@@ -205,9 +201,6 @@ class Pixels(Sought):
     @property
     def rough(self) -> tuple[int, Sought] | None:
         return (self.coarse, _Coarse(start=self.start, box=self.box)) if self.coarse else None
-
-    def shorter(self, times: int) -> Sought:
-        return replace(self, coarse=-(-self.coarse // times))
 
 
 class _PixelSpace(SearchSpace):
