@@ -14,8 +14,9 @@ from tests.seeds import replayed
 from torch import Tensor
 
 from leaktight.core.errors import LeaktightError
-from leaktight.core.protocols import RoundPlan, Step
+from leaktight.core.protocols import ClientFacts, RoundPlan, Step
 from leaktight.core.training import LocalTraining
+from leaktight.core.types import State, Update
 from leaktight.defenses.outpost import Outpost, variances
 from leaktight.fl.local import silent
 
@@ -113,7 +114,7 @@ def test_the_variance_is_right_however_close_the_numbers_are(middle: float, spre
     numbers = (middle + spread * torch.randn(200, generator=replayed(0).public())).numpy()
     found = variances(numbers, [slice(0, 2), slice(2, 52), slice(52, 200)])
     expected = [numbers[place].astype(np.float64).var(ddof=1) for place in (slice(2), slice(2, 52), slice(52, 200))]
-    assert found.tolist() == pytest.approx(expected, rel=2e-3)
+    assert found == pytest.approx(expected, rel=2e-3)
 
 
 def test_by_elements_every_survivor_of_the_pruning_has_noise() -> None:
@@ -139,6 +140,11 @@ def test_the_published_threshold_is_one_for_all_tensors() -> None:
     assert not torch.equal(noised["1"], columns_chosen(step.gradient["1"], 0.4))
 
 
+def after(steps: int) -> State:
+    """The state of a client after so many steps."""
+    return {**ALWAYS.start(network(), ClientFacts("a", 100, 3), rng=replayed(0))[1], "steps": steps}
+
+
 def perturbed(outcome: Outcome) -> bool:
     return outcome.figures["fraction_perturbed"] == 1
 
@@ -154,13 +160,13 @@ def test_the_first_step_is_always_perturbed_on_paper_and_not_in_the_code(variant
 def test_a_step_is_perturbed_with_probability_one_over_one_plus_beta_i(decay: float, iteration: int) -> None:
     step, draws = drawn_step((2, 3)), 2000
     defense = Outpost(decay=decay)
-    hits = sum(perturbed(defended(defense, step, state={"steps": iteration - 1}, seed=seed)) for seed in range(draws))
+    hits = sum(perturbed(defended(defense, step, state=after(iteration - 1), seed=seed)) for seed in range(draws))
     assert stats.binomtest(hits, draws, 1 / (1 + decay * iteration)).pvalue > 1e-3
 
 
 def test_a_step_that_is_not_perturbed_passes_as_it_is() -> None:
     step = drawn_step((3, 4))
-    outcome = defended(Outpost(decay=1e9), step, state={"steps": 5})
+    outcome = defended(Outpost(decay=1e9), step, state=after(5))
     assert outcome.tensors["0"] is step.gradient["0"]
     assert outcome.state["steps"] == 6
     assert outcome.figures["fraction_perturbed"] == 0
@@ -186,9 +192,43 @@ def test_the_published_counter_is_the_epoch_times_the_batch() -> None:
     code = Outpost(variant="code")
     assert [code.iteration(index, 99, 4) for index in range(8)] == [1, 2, 3, 4, 2, 4, 6, 8]
     assert code.iteration(6, 99, None) == 7, "where nobody counts epochs"
-    plan, state = code.on_round(RoundPlan(0, (0.1,) * 8, 1.0, 4), {"steps": 3}, rng=replayed(0), report=silent)
-    assert state == {"steps": 3, "steps_per_epoch": 4}
+    plan, state = code.on_round(RoundPlan(0, (0.1,) * 8, 1.0, 4), after(3), rng=replayed(0), report=silent)
+    assert (state["steps"], state["steps_per_epoch"]) == (3, 4)
     assert plan.learning_rates == (0.1,) * 8
+
+
+def test_steps_of_a_round_are_chosen_one_by_one_and_their_noise_is_never_used_twice() -> None:
+    """Both are drawn for several steps at once; a round of 40 steps needs several such draws of each."""
+    step, state = drawn_step((50, 400)), after(0)
+    model = replace(ALWAYS, prune_share=0, noise_share=1)
+    noises = []
+    for index in range(40):
+        outcome = defended(model, replace(step, index=index), state=state, seed=index)
+        noises.append((outcome.tensors["0"] - step.gradient["0"]).flatten())
+        state = outcome.state
+    together = torch.stack(noises)
+    assert len(torch.unique(together)) > 0.99 * together.numel()
+    assert float((torch.corrcoef(together) - torch.eye(40)).abs().max()) < 5 / math.sqrt(together.shape[1])
+    _, state = model.on_update(Update(outcome.tensors, "delta", 1), state, rng=replayed(0), report=silent)
+    assert state["noise"] is None, "no secret outlives its round"
+    assert state["chosen"] == b""
+    assert state["steps"] == 40
+
+
+def test_choices_of_a_round_are_independent() -> None:
+    """The number of perturbed steps of a round has the mean and the variance of independent draws."""
+    step, counts = drawn_step((2, 3)), []
+    chances = np.array([1 / (1 + 0.1 * i) for i in range(2, 41)])
+    for seed in range(400):
+        state, hits = after(0), list[bool]()
+        for index in range(40):
+            outcome = defended(Outpost(), replace(step, index=index), state=state, seed=1000 * seed + index)
+            state, hits = outcome.state, [*hits, perturbed(outcome)]
+        assert hits[0]
+        counts.append(sum(hits) - 1)
+    variance = float((chances * (1 - chances)).sum())
+    assert np.mean(counts) == pytest.approx(chances.sum(), abs=4.5 * math.sqrt(variance / 400))
+    assert np.var(counts) == pytest.approx(variance, rel=0.35)
 
 
 def test_noise_is_fresh_at_every_call() -> None:

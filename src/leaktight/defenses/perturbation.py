@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
@@ -70,21 +71,25 @@ def require_share(**settings: float) -> None:
             raise ValueError(f"expected {name} in [0, 1], got {value}")
 
 
-def percentile_value(values: npt.NDArray[np.floating], share: float) -> np.floating:
-    """The smallest of the values that is not below their percentile.
+def percentile_values(
+    values: npt.NDArray[np.floating], places: Sequence[slice], share: float
+) -> npt.NDArray[np.floating]:
+    """In each of the slices, the smallest of the values that is not below their percentile.
 
     The percentile is NumPy's, with linear interpolation: of n different values, ceil(share (n - 1)) lie below it.
     `partition` takes a third of the time of `kthvalue` and a fiftieth of that of `quantile`, which sorts.
 
     >>> import numpy as np
-    >>> int(percentile_value(np.arange(11), 0.75))
-    8
+    >>> percentile_values(np.arange(11.0), [slice(0, 11), slice(0, 1)], 0.75).tolist()
+    [8.0, 0.0]
     """
-    place = _percentile_place(values.size, share)
-    ranked = values.flatten()
-    ranked.partition(place)
-    found: np.floating = ranked[place]
-    return found
+    ranked, found = values.copy(), []
+    for place in places:
+        part = ranked[place]
+        rank = _percentile_place(part.size, share)
+        part.partition(rank)
+        found.append(part[rank])
+    return np.array(found, values.dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -101,7 +106,8 @@ def below_percentile(values: Tensor, share: float) -> Tensor:
     """
     if not values.numel():
         return torch.zeros_like(values, dtype=torch.bool)
-    return values < float(percentile_value(widened(values.detach()).cpu().numpy(), share))
+    flat = widened(values.detach().flatten()).cpu().numpy()
+    return values < float(percentile_values(flat, [slice(0, len(flat))], share)[0])
 
 
 def widened(tensor: Tensor) -> Tensor:
