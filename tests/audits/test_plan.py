@@ -62,6 +62,14 @@ def test_a_network_from_a_file_is_the_same_for_every_trial(tmp_path: Path) -> No
         assert torch.equal(left, stored)
 
 
+def test_victims_share_a_compilation_where_their_networks_are_alike(tmp_path: Path) -> None:
+    """PRECODE's network is another one, so that its victims share nothing with those of plain networks."""
+    experiment = small_experiment(tmp_path, "defense=[{kind='noise'}, {kind='precode'}, {kind='clipping'}]")
+    attack = next(each for each in experiment.attacks if each.role == "attack")
+    victims = {each.name: experiment.victims_of(attack, each) for each in experiment.defenses}
+    assert victims == {"none": 6, "noise": 6, "clipping": 6, "precode": 2}
+
+
 def test_targets_are_taken_in_turn(tmp_path: Path) -> None:
     experiment = small_experiment(tmp_path, "audit.targets=['client-002', 'client-000']", "audit.trials=3")
     assert [experiment.victim(trial) for trial in range(3)] == ["client-002", "client-000", "client-002"]

@@ -234,9 +234,8 @@ class TrialRunner:
         """
         attack, device = spec.attack.value, self.experiment.federation.setup.device
         rng = self.experiment.rng(spec.trial).child("attack", spec.attack.name).detached()
-        guess = partial(
-            reconstructed, attack, device=device, victims=self.experiment.victims_of(spec.attack), progress=progress
-        )
+        victims = self.experiment.victims_of(spec.attack, spec.defense)
+        guess = partial(reconstructed, attack, device=device, victims=victims, progress=progress)
         if spec.attack.role == "attack":
             return [guess(deepcopy(given), rng=rng)]
         blind = [[without_update(each) for each in seen] for seen in deepcopy(given)]

@@ -177,10 +177,11 @@ class Experiment:
     def by_id(self) -> dict[str, TrialSpec]:
         return {spec.id: spec for spec in self.trials}
 
-    def victims_of(self, attack: AttackEntry) -> int:
-        """The most trials that the run may need of an attack."""
-        met = sum(attack.meets(defense.name) for defense in self.defenses)
-        return self.settings.looks[-1] * len(self.rounds) * met
+    def victims_of(self, attack: AttackEntry, defense: Entry[Defense]) -> int:
+        """The most trials that the run may need of an attack on the network that a defense leaves or makes."""
+        alike = [each for each in self.defenses if attack.meets(each.name) and not _has_own_network(each.value)]
+        own = _has_own_network(defense.value)
+        return self.settings.looks[-1] * len(self.rounds) * (1 if own else len(alike))
 
     def keyed(self, key: bytes) -> Experiment:
         """The experiment with this key for all secret randomness of clients."""
@@ -239,3 +240,7 @@ def named(kinds: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[s
     if repeated is not None:
         raise UsageError(f"{repeated!r} is listed twice with the same settings; leave one out")
     return names
+
+
+def _has_own_network(defense: Defense) -> bool:
+    return type(defense).prepare is not Defense.prepare
