@@ -18,7 +18,8 @@ import torch
 from leaktight.adaptive.auto import ENSEMBLES, MOST_SIMULATED, Auto, KnowingAuto
 from leaktight.adaptive.knowing import Knowing
 from leaktight.attacks.controls import Control
-from leaktight.attacks.matching.attack import LOOKS, SHORT_SEARCHES, SHORTER, Matching
+from leaktight.attacks.matching.attack import SHORT_SEARCHES, SHORTER, Matching
+from leaktight.attacks.matching.orders import STARTS
 from leaktight.attacks.matching.spread import among, choose
 from leaktight.attacks.matching.view import Around, Matched, Simulation
 from leaktight.attacks.optimizers.lbfgs import Lbfgs
@@ -263,9 +264,10 @@ def settling(part: Part, load: Load, play: float, scale: float) -> float:
     sizes = [load.examples // load.batches] * load.batches
     epochs = max(1, load.steps // load.batches)
     several = epochs * (math.lgamma(load.examples + 1) - sum(math.lgamma(size + 1) for size in sizes))
-    number = round(math.exp(min(several, math.log(_simulation(matching.matched).orders))))
+    most = math.log(_simulation(matching.matched).orders)
+    number, starts = round(math.exp(min(several, most))), STARTS if several <= most else 1
     short = max(1, matching.iterations // SHORTER) * _reports_per_iteration(matching)
-    return number * LOOKS * play + min(number, SHORT_SEARCHES) * (part.first + short * part.rate) * scale
+    return number * starts * play + min(number, SHORT_SEARCHES) * (part.first + short * part.rate) * scale
 
 
 def _simulation(matched: Matched) -> Simulation:

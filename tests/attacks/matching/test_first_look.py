@@ -38,8 +38,8 @@ def test_a_traced_look_sees_what_an_eager_one_sees(digits: Dataset, monkeypatch:
     monkeypatch.setattr(first_look, "_WORTH_TRACING", 1)
     orders = [((0, 1, 2),), ((2, 0, 1),), ((1, 2, 0),), ((0, 1, 2),)]
     eager, traced = look(digits, 1, "eager"), look(digits, 1, "fx")
-    expected = [eager(order) for order in orders]
-    found = [traced(order) for order in orders]
+    expected = [eager(order, 2) for order in orders]
+    found = [traced(order, 2) for order in orders]
     assert eager.traced is None
     assert traced.traced is not None
     assert found == pytest.approx(expected, rel=1e-10)
@@ -50,7 +50,7 @@ def test_orders_of_several_epochs_are_not_traced(digits: Dataset, monkeypatch: p
     """Each has a graph of its own: the second epoch's batches are fixed in it."""
     monkeypatch.setattr(first_look, "_WORTH_TRACING", 0)
     own = look(digits, 2, "fx")
-    same, other = own(((0, 1, 2), (0, 1, 2))), own(((0, 1, 2), (2, 1, 0)))
+    same, other = own(((0, 1, 2), (0, 1, 2)), 2), own(((0, 1, 2), (2, 1, 0)), 2)
     assert own.traced is None
     assert torch.tensor([same, other]).isfinite().all()
     assert same != other

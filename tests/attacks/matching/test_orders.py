@@ -14,7 +14,7 @@ from tests.seeds import replayed
 
 from leaktight.attacks.labels.rules import Geng
 from leaktight.attacks.matching.attack import Matching
-from leaktight.attacks.matching.orders import arrangements, candidates, epochs_of, in_order
+from leaktight.attacks.matching.orders import Arrangement, Order, arrangements, candidates, epochs_of, in_order
 from leaktight.attacks.matching.view import Evidence, Simulation
 from leaktight.attacks.presets.csdlg import CsDlg
 from leaktight.attacks.presets.fedavg_epochs import apart, merged
@@ -99,6 +99,26 @@ def test_with_one_order_or_one_step_nothing_changes(digits: Dataset) -> None:
     assert labels_of(quick().settled(evidence, rng=replayed(1))) == labels_of(evidence)
 
 
+def misplaced(order: Order, goal: Arrangement) -> int:
+    return sum(a != b for a, b in zip(order[0], goal, strict=True))
+
+
+def test_a_descent_that_ends_at_a_worse_order_begins_anew(digits: Dataset) -> None:
+    """Half of the orders are nearer to another one, from which no exchange of two examples leads down."""
+    seen, _, _ = scene(digits, 8, LocalTraining(batch_size=1, learning_rate=0.05), 0)
+    evidence = quick().evidence([seen], rng=replayed(1))
+    goal, trap = (3, 1, 4, 0, 5, 7, 2, 6), (6, 2, 7, 5, 0, 4, 1, 3)
+    asked = set()
+
+    def score(order: Order, starts: int) -> float:
+        asked.add(starts)
+        return min(misplaced(order, goal), misplaced(order, trap) + 0.5)
+
+    found = [candidates(evidence, 1500, score, ordered=False, rng=replayed(seed))[0] for seed in range(6)]
+    assert found == [(goal,)] * 6
+    assert asked == {1}, "many orders are looked at from one start"
+
+
 def test_among_too_many_orders_a_descent_finds_the_best(digits: Dataset) -> None:
     """8! orders; the score is the number of examples out of place."""
     seen, _, _ = scene(digits, 8, LocalTraining(batch_size=1, learning_rate=0.05), 0)
@@ -107,7 +127,7 @@ def test_among_too_many_orders_a_descent_finds_the_best(digits: Dataset) -> None
     found = candidates(
         evidence,
         400,
-        lambda order: sum(a != b for a, b in zip(order[0], goal, strict=True)),
+        lambda order, starts: misplaced(order, goal),
         ordered=False,
         rng=replayed(0),
     )

@@ -22,7 +22,7 @@ from leaktight.attacks.labels.last_layer import LabelStrategy
 from leaktight.attacks.labels.rules import Idlg, Joint
 from leaktight.attacks.matching.first_look import FirstLook
 from leaktight.attacks.matching.objectives import Cosine, Objective
-from leaktight.attacks.matching.orders import candidates, in_order
+from leaktight.attacks.matching.orders import STARTS, candidates, in_order
 from leaktight.attacks.matching.problem import PRECISIONS, MatchingProblem, Prior, constants_of
 from leaktight.attacks.matching.slopes import Slopes, with_slopes
 from leaktight.attacks.matching.sought import Pixels, Sought
@@ -190,7 +190,7 @@ class Matching(Attack):
         most = max(view.orders for _, view, _ in evidence.views)
         if most == 1 or self.objective is None or not any(view.steps for _, view, _ in evidence.views):
             return evidence
-        score = FirstLook(self.problem(evidence, rng, range(LOOKS), together=False))
+        score = FirstLook(self.problem(evidence, rng, range(STARTS), together=False))
         with global_seed(rng.child("network")):
             orders = candidates(evidence, most, score, ordered=evidence.ordered, rng=rng.child("orders"))
         likely = [in_order(evidence, order) for order in orders[:SHORT_SEARCHES]]
@@ -301,7 +301,6 @@ class Matching(Attack):
         return Reconstruction(found.guess, best.loss, notes, first_loss=first_loss, history=best.history)
 
 
-LOOKS = 2  # starts at which the loss of an order is looked at
 SHORT_SEARCHES = 8  # orders that get a short search
 SHORTER = 30  # how many times shorter it is
 

@@ -19,7 +19,7 @@ _WORTH_TRACING = 50  # orders; tracing takes as long as some hundred eager losse
 
 
 class FirstLook:
-    """The loss of an order, summed over the starts of a problem.
+    """The loss of an order, summed over the first starts of a problem.
 
     Orders of one epoch differ in their labels alone, so that many of them share one traced graph.
     """
@@ -30,17 +30,18 @@ class FirstLook:
         self.looks = 0
         self.traced: Callable[[Tensor, Tree], Tensor] | None = None
 
-    def __call__(self, order: Order) -> float:
+    def __call__(self, order: Order, starts: int) -> float:
         self.looks += 1
+        points = self.starts[:starts]
         problem = self.problem
         evidence = in_order(problem.evidence, order)
         constants = problem.constants if evidence.labels is None else {**problem.constants, "labels": evidence.labels}
         if len(order) == 1 and problem.settings.backend != "eager" and self.looks > _WORTH_TRACING:
             self.traced = self.traced or _traced(problem, self.starts[0])
-            return sum(float(self.traced(vector(start), constants)) for start in self.starts)
+            return sum(float(self.traced(vector(start), constants)) for start in points)
         other = replace(problem, evidence=evidence, constants=constants)
         with torch.no_grad():
-            return sum(float(other.loss(start, {}, constants)) for start in self.starts)
+            return sum(float(other.loss(start, {}, constants)) for start in points)
 
 
 def _traced(problem: MatchingProblem, start: Tree) -> Callable[[Tensor, Tree], Tensor]:

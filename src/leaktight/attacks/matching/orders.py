@@ -44,39 +44,44 @@ def epochs_of(steps: Steps) -> list[Steps]:
 
 
 def candidates(
-    evidence: Evidence, most: int, score: Callable[[Order], float], *, ordered: bool, rng: Rng
+    evidence: Evidence, most: int, score: Callable[[Order, int], float], *, ordered: bool, rng: Rng
 ) -> list[Order]:
     """Distinct orders, those with the lowest score first; `most` of them if there are more.
 
     ordered: whether labels are in the order of the first epoch. Where there are too many orders, one is drawn at
-    random, and exchanges two examples again and again, where that lowers its score.
+    random, and exchanges two examples again and again, where that lowers its score; where it finds nothing lower for
+    long, it begins anew. score: of an order, at so many starts; fewer of them where there are many orders.
     """
     shape = _Shape(evidence, ordered=ordered)
     orders = list(islice(shape.all(), most + 1))
     if len(orders) == 1:
         return orders
     many = len(orders) > most
-    scores = _descended(shape, most, score, rng) if many else {order: score(order) for order in orders}
+    scores = _descended(shape, most, score, rng) if many else {order: score(order, STARTS) for order in orders}
     return sorted(scores, key=lambda order: scores[order])
 
 
+STARTS = 2  # at which an order is scored
 _PROPOSALS = 20  # for each order that is scored; most repeat an earlier one near the end of a descent
+_PATIENCE = 60  # orders without a lower score, after which a descent begins anew
 
 
-def _descended(shape: _Shape, most: int, score: Callable[[Order], float], rng: Rng) -> dict[Order, float]:
-    """The scores of up to `most` orders, met on a descent from a random one."""
+def _descended(shape: _Shape, most: int, score: Callable[[Order, int], float], rng: Rng) -> dict[Order, float]:
+    """The scores of up to `most` orders, met on descents from random ones."""
     generator = rng.public()
-    here = shape.draw(generator)
-    scores = {here: score(here)}
+    scores: dict[Order, float] = {}
+    here, waited = shape.draw(generator), 0
+    scores[here] = score(here, 1)
     for _ in range(_PROPOSALS * most):
-        there = shape.neighbour(here, generator)
-        if there in scores:
-            continue
-        scores[there] = score(there)
-        if scores[there] < scores[here]:
-            here = there
         if len(scores) == most:
             break
+        anew = waited == _PATIENCE
+        there = shape.draw(generator) if anew else shape.neighbour(here, generator)
+        waited = 0 if anew else waited + (there not in scores)
+        if there not in scores:
+            scores[there] = score(there, 1)
+        if anew or scores[there] < scores[here]:
+            here, waited = there, 0
     return scores
 
 

@@ -216,7 +216,7 @@ class Simulation(Matched):
     Assumes: the client's local training, momentum, weight decay and learning rate included.
     """
 
-    orders: int = 480
+    orders: int = 960
 
     def __post_init__(self) -> None:
         require_at_least(1, orders=self.orders)
