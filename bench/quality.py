@@ -62,9 +62,9 @@ SMOOTH = Agic(labels=Given(), iterations=300, learning_rate=0.05, decay="cosine"
 CLEAR = InvertingGradients(
     labels=Given(), iterations=300, coarse=200, learning_rate=0.1, decay="cosine", total_variation=0.05, backend="fx"
 )
-"""Chosen on test images 100 to 105 and ResNet-20 in evaluation mode."""
-CLEAR_WIDE = replace(CLEAR, iterations=100, coarse=150)
-"""Chosen on test images 100 and 101 and ResNet20-4 in evaluation mode."""
+"""Chosen on test images 100 to 105 and ResNet-20 in evaluation mode; docs/results/speed.md says against what."""
+CLEAR_WIDE = replace(CLEAR, iterations=150, coarse=150)
+"""Chosen on test images 100, 101, 103 and 104 and ResNet20-4 in evaluation mode."""
 ATTACKS: Mapping[str, tuple[str, Mapping[Mode, Preset]]] = {
     "lenet_zhu": ("wide", {"train": CsDlg(labels=Given(), coarse=5)}),
     "resnet20": ("default", {"train": SMOOTH, "eval": CLEAR}),
