@@ -106,10 +106,8 @@ def test_the_true_rates_explain_an_lrp_update() -> None:
     assert not view_of(play(Lrp(), kind="delta")).unknowns, "with one step only the length is unknown"
 
 
-@pytest.mark.parametrize("blocks", ["first", "all"])
-def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["first", "all"]) -> None:
-    defense = FedKl(key_length=16, blocks=blocks)
-    scene = play(defense)
+def locks_of(scene: Scene, defense: FedKl) -> tuple[Params, Tensor]:
+    """The scales and shifts of a client's new locks, by the names of the attacker's unknowns, and the client's key."""
     facts = ClientFacts("a", 1, 1)
     model, _ = defense.start(copy.deepcopy(scene.seen.model), facts, rng=replayed(0).child("defense", "start"))
     locks = {name: lock for name, lock in model.named_modules() if isinstance(lock, KeyLock)}
@@ -118,11 +116,34 @@ def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["firs
         for name, lock in locks.items()
         for part, value in zip(("scale", "shift"), lock.coefficients(), strict=True)
     }
+    return truth, next(iter(locks.values())).key.double()
+
+
+@pytest.mark.parametrize("blocks", ["first", "all"])
+def test_the_true_scales_and_shifts_explain_a_fedkl_update(blocks: Literal["first", "all"]) -> None:
+    defense = FedKl(key_length=16, blocks=blocks)
+    scene = play(defense)
+    truth, _ = locks_of(scene, defense)
     view = view_of(scene)
     assert set(view.unknowns) == set(truth)
     assert explained(scene, truth) < 1e-6
     assert "features.0.weight" in view.target
     assert "features.0.bias" not in view.target, "the norm cancels it, so that its gradient is rounding"
+
+
+@pytest.mark.parametrize("key_length", [16, 1024])
+def test_the_true_locks_and_the_length_of_the_key_explain_several_steps_of_fedkl(key_length: int) -> None:
+    """The locks move with every step, momentum and weight decay included, and so do their scales and shifts."""
+    defense = FedKl(key_length=key_length)
+    local = replace(LOCAL, steps=4, momentum=0.9, weight_decay=0.01)
+    scene = play(defense, kind="delta", local=local)
+    truth, key = locks_of(scene, defense)
+    pull = ((key.square().sum() + 1) / (key_length / 3 + 1)).log()
+    assert float(pull.abs()) < 5 * key_length**-0.5, "it is nearly known from the length of the key"
+    assert set(view_of(scene).unknowns) == {*truth, "fedkl.log_pull"}
+    moving, staying = (explained(scene, {**truth, "fedkl.log_pull": each}) for each in (pull, pull - 50))
+    assert moving < 1e-8
+    assert staying > 100 * moving, "locks that stay do not explain it"
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -9,23 +9,41 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leaktight.adaptive.knowing import Adaptation, labels_from_bias, weighing, without
+from leaktight.adaptive.knowing import Adaptation, labels_from_bias, mimicking, weighing, without
 from leaktight.adaptive.newton import EXPLAINED, can_refine, refined
+from leaktight.adaptive.stages import until_explained
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.view import Unknown, View
 from leaktight.core.errors import require_at_least
-from leaktight.core.protocols import Progress
+from leaktight.core.protocols import Defense, Progress, Report, Step
 from leaktight.core.rng import Rng
 from leaktight.core.tensors import rms
-from leaktight.core.types import Observation, Reconstruction
+from leaktight.core.types import Observation, Params, Reconstruction, State
 from leaktight.defenses.fedkl import FedKl
 from leaktight.models.keylock import LOCK, scale_blocks
 
+_PULL = "fedkl.log_pull"
 _SOLVED = 1e-12
 _FAINT = 1e-6  # tensors smaller than this share of the largest count as if they were as large
 _NEAR = 1e-7  # 1 - cosine of a start that is likely to lead to the solution
 _SPREAD = 2.5  # of pixels: so wide that it only stops what the update leaves open
 _ROUNDING = 3e-7  # of a gradient in float32, relative to the size of its tensor
+
+
+@dataclass(frozen=True)
+class _TrainedLocks(Defense):
+    """Steps of a lock W k + b as steps of its coefficients: |k|^2 + 1 times as long, as W and b both move.
+
+    The entries of the key are from U(0, 1), so that |k|^2 is about a third of its length; the logarithm of what is left
+    of the factor is unknown.
+    """
+
+    key_length: int
+
+    def on_gradient(self, step: Step, state: State, *, rng: Rng, report: Report) -> tuple[Params, State]:
+        factor = (self.key_length / 3 + 1) * state[_PULL].exp()
+        locks = {name: factor * tensor for name, tensor in step.gradient.items() if f".{LOCK}." in name}
+        return {**step.gradient, **locks}, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +58,11 @@ class KnowsFedKl(Adaptation):
     are matched too: without them exactly 2 O directions of images and locks leave the update as it is. Tensors count
     by the root of their size. After one step on few pixels the equations are then solved by Levenberg-Marquardt
     (`newton.py`). Labels that would be searched for are read from the last layer, which is not locked.
+    Over several steps the locks of "paper" are followed, with the squared length of the key as one more unknown; those
+    of "code" count as constant.
     Assumes: the architecture, which is public.
-    Cannot: follow changes of the lock within a round of several steps, where it counts as constant; nor run a locked
-    norm in evaluation mode, as its statistics are private. How bright a single image is shows only in the small number
-    that batch norm adds to the variance, and least in a model change.
+    Cannot: run a locked norm in evaluation mode, as its statistics are private. How bright a single image is shows only
+    in the small number that batch norm adds to the variance, and least in a model change.
     """
 
     spread: float = 0.33
@@ -54,8 +73,11 @@ class KnowsFedKl(Adaptation):
         require_at_least(1, restarts=self.restarts)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
-        enough = _SOLVED if attack.stop_below is None else attack.stop_below
-        attack = replace(attack, restarts=max(attack.restarts, self.restarts), stop_below=enough)
+        if any((each.num_steps or 1) > 1 for each in seen):
+            attack = until_explained(attack, seen, self.restarts)
+        else:
+            enough = _SOLVED if attack.stop_below is None else attack.stop_below
+            attack = replace(attack, restarts=max(attack.restarts, self.restarts), stop_below=enough)
         return labels_from_bias(attack, seen[0]), list(seen)
 
     def view(self, view: View, seen: Observation) -> View:
@@ -75,6 +97,10 @@ class KnowsFedKl(Adaptation):
             unknowns={**view.unknowns, **{name: Unknown(start, self.spread) for name, start in buffers.items()}},
             notes=(*view.notes, "scales and shifts of locked channels are unknown"),
         )
+        if len(view.steps) > 1 and self.defense.variant == "paper":
+            unknowns = {**view.unknowns, _PULL: Unknown(like.new_zeros(()))}
+            view = replace(view, trained=frozenset(buffers), unknowns=unknowns)
+            view = mimicking(view, _TrainedLocks(self.defense.key_length))
         view = without(view, [f"{block.conv}.bias" for block in blocks], "a norm cancels the bias before it")
         sizes = {name: rms(tensor) for name, tensor in view.target.items()}
         least = _FAINT * max(sizes.values())

@@ -55,6 +55,7 @@ class View:
     weights: factors on the entries of guess and target, by name; 1 for the rest.
     unknowns: tensors to search for beside the images. One named like a buffer replaces that buffer; all of them are the
     state of the trainer's defense.
+    trained: those unknowns that are parameters of the client, which its local steps change.
     held: further tensors of that state, which are known or assumed, by name.
     annealed: buffers that fall exponentially from the first value to the second during the search.
     orders: the most orders of the examples over the steps that are compared; 1: the order is that of `steps`.
@@ -71,6 +72,7 @@ class View:
     notes: Sequence[str] = field(default_factory=tuple)
     weights: Params = field(default_factory=dict)
     unknowns: Mapping[str, Unknown] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()
     held: Params = field(default_factory=dict)
     annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     orders: int = 1
@@ -82,7 +84,8 @@ class View:
     ) -> Params:
         """The update that a client with these examples would send, a pure function of tensors."""
         state = unknowns or {}
-        buffers = {name: state.get(name, tensor) for name, tensor in buffers.items()} if state else buffers
+        buffers = {name: state.get(name, tensor) for name, tensor in buffers.items() if name not in self.trained}
+        params = {**params, **{name: state[name] for name in self.trained}}
         defense = self.trainer.defense
         if not self.steps and type(defense) is Defense:
             with mode_of(self.trainer.model, self.trainer.mode):
