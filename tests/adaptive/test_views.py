@@ -15,6 +15,7 @@ from tests.adaptive.scenes import LOCAL, Scene, digits, play
 from tests.seeds import replayed
 from torch import Tensor
 
+from leaktight.adaptive.fedkl import KnowsFedKl
 from leaktight.adaptive.graddefense import fitness
 from leaktight.adaptive.knowing import Expecting
 from leaktight.adaptive.noise import averaged, of_steps, prior_weight
@@ -25,7 +26,9 @@ from leaktight.adaptive.stages import update_of
 from leaktight.adaptive.table import KnowsStack, adaptation_to
 from leaktight.attacks.matching.view import Simulation, View
 from leaktight.attacks.presets.csdlg import CsDlg
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.core.protocols import ClientFacts, Defense
+from leaktight.core.training import LocalTraining
 from leaktight.core.types import Params
 from leaktight.defenses.adadefense import AdaDefense
 from leaktight.defenses.clipping import Clipping
@@ -144,6 +147,32 @@ def test_the_true_locks_and_the_length_of_the_key_explain_several_steps_of_fedkl
     moving, staying = (explained(scene, {**truth, "fedkl.log_pull": each}) for each in (pull, pull - 50))
     assert moving < 1e-8
     assert staying > 100 * moving, "locks that stay do not explain it"
+
+
+@pytest.mark.parametrize(
+    ("defense", "local"),
+    [
+        (FedKl(key_length=16), replace(LOCAL, steps=3, optimizer="adam")),
+        (FedKl(key_length=16, variant="code"), replace(LOCAL, steps=3)),
+        (Stack(parts=(Clipping(clip_norm=0.3), FedKl(key_length=16))), replace(LOCAL, steps=3)),
+        (Stack(parts=(FedKl(key_length=16), Clipping(clip_norm=0.3, scope="layer"))), replace(LOCAL, steps=3)),
+    ],
+    ids=["adam", "code", "clipped", "clipped-layers"],
+)
+def test_locks_whose_steps_are_others_count_as_constant(defense: Defense, local: LocalTraining) -> None:
+    scene = play(defense, kind="delta", local=local)
+    view = view_of(scene)
+    assert not view.trained
+    assert len(view.unknowns) == 2, "scale and shift"
+    assert 0 < explained(scene) < 1, "what it expects can be computed"
+
+
+def test_a_search_for_locks_begins_as_often_after_several_steps() -> None:
+    scene = play(FedKl(key_length=16), kind="delta", local=replace(LOCAL, steps=3))
+    for attack in (InvertingGradients(), CsDlg()):
+        prepared, _ = KnowsFedKl(defense=FedKl(key_length=16)).prepare(attack.matching(), [scene.seen])
+        assert prepared.restarts == 8
+        assert prepared.stop_below is not None
 
 
 @pytest.mark.parametrize("count", [1, 4])

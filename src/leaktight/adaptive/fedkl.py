@@ -58,8 +58,8 @@ class KnowsFedKl(Adaptation):
     are matched too: without them exactly 2 O directions of images and locks leave the update as it is. Tensors count
     by the root of their size. After one step on few pixels the equations are then solved by Levenberg-Marquardt
     (`newton.py`). Labels that would be searched for are read from the last layer, which is not locked.
-    Over several steps the locks of "paper" are followed, with the squared length of the key as one more unknown; those
-    of "code" count as constant.
+    Over several steps of SGD the locks of "paper" are followed, with the squared length of the key as one more unknown.
+    They count as constant under Adam and within a stack, as do those of "code".
     Assumes: the architecture, which is public.
     Cannot: run a locked norm in evaluation mode, as its statistics are private. How bright a single image is shows only
     in the small number that batch norm adds to the variance, and least in a model change.
@@ -73,11 +73,11 @@ class KnowsFedKl(Adaptation):
         require_at_least(1, restarts=self.restarts)
 
     def prepare(self, attack: Matching, seen: Sequence[Observation]) -> tuple[Matching, list[Observation]]:
-        if any((each.num_steps or 1) > 1 for each in seen):
+        enough = _SOLVED if attack.stop_below is None else attack.stop_below
+        attack = replace(attack, restarts=max(attack.restarts, self.restarts), stop_below=enough)
+        scale_free = attack.objective is None or attack.objective.scale_free
+        if scale_free and any((each.num_steps or 1) > 1 for each in seen):
             attack = until_explained(attack, seen, self.restarts)
-        else:
-            enough = _SOLVED if attack.stop_below is None else attack.stop_below
-            attack = replace(attack, restarts=max(attack.restarts, self.restarts), stop_below=enough)
         return labels_from_bias(attack, seen[0]), list(seen)
 
     def view(self, view: View, seen: Observation) -> View:
@@ -97,15 +97,21 @@ class KnowsFedKl(Adaptation):
             unknowns={**view.unknowns, **{name: Unknown(start, self.spread) for name, start in buffers.items()}},
             notes=(*view.notes, "scales and shifts of locked channels are unknown"),
         )
-        if len(view.steps) > 1 and self.defense.variant == "paper":
+        if len(view.steps) > 1 and self._follows(view, seen):
             unknowns = {**view.unknowns, _PULL: Unknown(like.new_zeros(()))}
-            view = replace(view, trained=frozenset(buffers), unknowns=unknowns)
+            view = replace(view, trained=tuple(buffers), unknowns=unknowns)
             view = mimicking(view, _TrainedLocks(self.defense.key_length))
         view = without(view, [f"{block.conv}.bias" for block in blocks], "a norm cancels the bias before it")
         sizes = {name: rms(tensor) for name, tensor in view.target.items()}
         least = _FAINT * max(sizes.values())
         weights = {name: torch.full_like(each, max(sizes[name], least) ** -0.5) for name, each in view.target.items()}
         return weighing(view, weights, "tensors count by the root of their size")
+
+    def _follows(self, view: View, seen: Observation) -> bool:
+        """Whether steps of the locks are steps of their coefficients: not with ReLU, under Adam, or behind clipping."""
+        assert isinstance(self.defense, FedKl)
+        alone = seen.defense == self.defense
+        return alone and self.defense.variant == "paper" and view.trainer.local.optimizer == "sgd"
 
     def solve(
         self, attack: Matching, seen: Sequence[Observation], *, rng: Rng, progress: Progress | None

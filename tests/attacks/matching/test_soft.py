@@ -1,4 +1,4 @@
-"""Soft pooling: the maximum in the limit, smooth before it, and a search that gets further by it."""
+"""Soft max-pooling and soft ReLUs: hard ones in the limit, smooth before it, and searches that get further by them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tests.attacks.scenes import draw, observe
 from tests.seeds import replayed
 from torch import nn
 
-from leaktight.attacks.generative.grnn import Softened, SoftPool
 from leaktight.attacks.labels.rules import Given
 from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import SquaredError
+from leaktight.attacks.matching.soft import Softened, SoftPool, SoftRelu, softened
 from leaktight.attacks.matching.sought import Noise, Pixels
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
+from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.config.catalogue import MODELS
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Photos
@@ -115,6 +116,96 @@ def test_a_search_takes_the_temperature_of_its_iteration(victim: tuple[Observati
     assert expected[0] != pytest.approx(expected[1], rel=1e-3)
 
 
-def test_bad_temperatures() -> None:
+def test_a_soft_relu_is_smooth_and_a_relu_at_a_low_temperature() -> None:
+    inputs = torch.linspace(-2, 2, 41, dtype=torch.float64)
+    torch.testing.assert_close(SoftRelu(1e-6).double()(inputs), inputs.relu(), atol=1e-6, rtol=0)
+    assert torch.autograd.gradgradcheck(SoftRelu(0.3).double(), (inputs.requires_grad_(),))
+
+
+@pytest.fixture(scope="module")
+def rectified() -> tuple[Observation, Batch]:
+    """An update of a ResNet whose blocks share one ReLU, in evaluation mode."""
+    data = Photos(size=16).load(Path())
+    model = build_model(MODELS["resnet20"](), data.inputs, data.num_classes, rng=replayed(0))
+    batch = draw(data, 1, seed=5)
+    return replace(observe(model, batch, data.num_classes, mode="eval"), labels=batch.targets), batch
+
+
+def test_every_relu_is_softened_and_the_truth_explains_the_update_ever_better(
+    rectified: tuple[Observation, Batch],
+) -> None:
+    seen, batch = rectified
+    view = Softened(inner=Simulation(), layers="relu", first=0.3, last=0.001).view(
+        seen, 1, torch.float64, needs_scale=True
+    )
+    assert any(isinstance(module, nn.ReLU) for module in seen.model.modules())
+    assert not any(isinstance(module, nn.ReLU) for module in view.trainer.model.modules())
+    errors = []
+    for share in (0.0, 0.5, 1.0):
+        guess = view.guess(
+            batch.inputs.double(), batch.targets, view.params, view.buffers_at(torch.tensor(share), view.buffers)
+        )
+        errors.append(sum(float((guess[key] - tensor).square().sum()) for key, tensor in view.target.items()))
+    assert errors[0] > 10 * errors[1] > 100 * errors[2]
+
+
+def test_a_search_with_soft_relus_gets_nearer_to_the_update(rectified: tuple[Observation, Batch]) -> None:
+    """By the distance with hard ReLUs, of both."""
+    seen, _ = rectified
+    hard = InvertingGradients(iterations=150, learning_rate=0.1, decay="cosine", labels=Given(), onednn=True)
+    judge = hard.matching()
+    problem = judge.problem(judge.evidence([seen], rng=replayed(1)), replayed(1), [0], together=False)
+    distances = [
+        problem.distance({"images": attack.reconstruct([seen], rng=replayed(1)).guess.inputs.clamp(0, 1)})
+        for attack in (hard, replace(hard, soft_relus=0.3))
+    ]
+    assert distances[1] < 0.5 * distances[0]
+
+
+def observed_by(model: nn.Module) -> Observation:
+    data = Photos(size=16).load(Path())
+    return observe(model, draw(data, 1, seed=5), data.num_classes)
+
+
+def test_a_relu_that_stands_twice_in_one_container_is_softened_twice_and_one_in_place_stays() -> None:
+    relu, first, second, third = nn.ReLU(), nn.Conv2d(3, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
+    model = nn.Sequential(first, relu, second, relu, third, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(200, 10))
+    view = Softened(inner=Simulation(), layers="relu").view(observed_by(model), 1, torch.float64, needs_scale=True)
+    assert list(view.annealed) == ["1.temperature", "3.temperature"]
+    kinds = [type(layer) for layer in view.trainer.model.children()]
+    assert kinds.count(SoftRelu) == 2
+    assert kinds.count(nn.ReLU) == 1
+
+
+def test_a_network_without_relus_is_said_to_have_none() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(392, 10))
+    view = Softened(inner=Simulation(), layers="relu").view(observed_by(model), 1, torch.float64, needs_scale=True)
+    assert not view.annealed
+    assert list(view.notes) == ["no relu to soften"]
+
+
+@pytest.mark.parametrize(("coarse", "restarts"), [(0, 1), (0, 2), (2, 2)])
+def test_a_search_that_does_not_move_has_not_lowered_its_loss(
+    rectified: tuple[Observation, Batch], coarse: int, restarts: int
+) -> None:
+    """Although the temperature falls meanwhile, which changes the loss of the same images."""
+    seen, _ = rectified
+    preset = InvertingGradients(
+        iterations=2, learning_rate=1e-12, soft_relus=0.3, precision="float64", labels=Given(), onednn=True
+    )
+    sought = Pixels(start=Noise(distribution="uniform"), coarse=coarse)
+    attack = replace(
+        preset.matching(), sought=sought, restarts=restarts, parallel="none", progress_every=1, check_every=1
+    )
+    found = attack.reconstruct([seen], rng=replayed(1))
+    assert found.first_loss == pytest.approx(found.loss, rel=1e-6)
+    losses = [loss for _, loss in found.history]
+    assert max(losses) > 1.05 * min(losses), "as they were at the temperature of their iteration"
+
+
+def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="expected 0 < last <= first"):
         Softened(inner=Simulation(), first=0.1, last=0.2)
+    with pytest.raises(ValueError, match="soft_relus"):
+        InvertingGradients(soft_relus=-0.1)
+    assert softened(SOFT, "relu", 0.0) is SOFT

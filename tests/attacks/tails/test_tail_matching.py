@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from leaktight.attacks.exact.analytic import gradient_of
 from leaktight.attacks.exact.graph import Graph
+from leaktight.attacks.matching.soft import soft_relu
 from leaktight.attacks.tails.regression import Sketch, estimate
-from leaktight.attacks.tails.tail import Tail, soft_relu
+from leaktight.attacks.tails.tail import Tail
 from leaktight.attacks.tails.tail_matching import Dominating, TailMatching
 from leaktight.core.errors import ModelError, NotDisclosedError, UsageError
 from leaktight.core.rng import global_seed

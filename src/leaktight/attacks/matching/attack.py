@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeAlias
 
+import torch
 from torch import Tensor
 
 from leaktight.attacks.labels.last_layer import LabelStrategy
@@ -30,7 +31,7 @@ from leaktight.attacks.matching.spread import Parallel, Workload, choose, choose
 from leaktight.attacks.matching.view import Evidence, Matched, Simulation, View
 from leaktight.attacks.optimizers.compile import Backend, BackendSetting
 from leaktight.attacks.optimizers.descent import Adam
-from leaktight.attacks.optimizers.optimizer import Optimizer, SearchResult, SearchSettings, Tree
+from leaktight.attacks.optimizers.optimizer import Candidate, Optimizer, SearchResult, SearchSettings, Tree
 from leaktight.core.devices import device_of, moved
 from leaktight.core.errors import UsageError, require_at_least
 from leaktight.core.protocols import Attack, LabelSource, Progress, require_seen
@@ -48,7 +49,7 @@ Message: TypeAlias = tuple[int, float, Tensor | None]
 @dataclass(frozen=True)
 class MatchingResult:
     """search: the results of all restarts. guess: the examples found by the best of them. distance: its loss without
-    priors. first_loss: that of a search that this one has continued; None if there was none."""
+    priors. first_loss: of a search that this one has continued, or of one whose losses do not compare; else None."""
 
     search: SearchResult
     guess: Batch
@@ -60,8 +61,11 @@ class MatchingResult:
         before, best = self.effort(optimizer), later.search.best
         history = (*self.search.best.history, *((before + step, loss) for step, loss in best.history))
         whole = replace(best, steps=before + best.steps, history=history)
-        first_loss = optimizer.first_loss(self.search.candidates)
-        return replace(later, search=replace(later.search, candidates=[whole]), first_loss=first_loss)
+        return replace(later, search=replace(later.search, candidates=[whole]), first_loss=self.begun(optimizer))
+
+    def begun(self, optimizer: Optimizer) -> float | None:
+        """The loss that the whole search began with."""
+        return optimizer.first_loss(self.search.candidates) if self.first_loss is None else self.first_loss
 
     def effort(self, optimizer: Optimizer) -> int:
         """Iterations of all restarts, or evaluations, as the optimiser counts them."""
@@ -259,11 +263,10 @@ class Matching(Attack):
         precision = PRECISIONS[self.precision]
         space = self.sought.space(evidence, rng.child("sought"), precision)
         weights = [weight for weight, _ in self.priors]
-        annealed = any(view.annealed for _, view, _ in evidence.views)  # losses then do not compare
         return MatchingProblem(
             settings=SearchSettings(
                 iterations=self.iterations,
-                patience=self.patience,
+                patience=None if evidence.annealed else self.patience,
                 stop_below=self.stop_below,
                 check_every=self.check_every,
                 report_every=self.progress_every,
@@ -276,7 +279,7 @@ class Matching(Attack):
             device=evidence.device,
             constants=moved(constants_of(evidence, space, self.objective, weights, precision), evidence.device),
             consensus=self.consensus,
-            keeps_best=self.keep == "best" and not annealed,
+            keeps_best=self.keep == "best" and not evidence.annealed,
             evidence=evidence,
             space=space,
             objective=self.objective,
@@ -295,9 +298,8 @@ class Matching(Attack):
             "backend": result.backend,
             "onednn": result.onednn,
         }
-        best, first_loss = result.best, found.first_loss
-        if first_loss is None:
-            first_loss = self.optimizer.first_loss(result.candidates)
+        best = result.best
+        first_loss = found.begun(self.optimizer)
         return Reconstruction(found.guess, best.loss, notes, first_loss=first_loss, history=best.history)
 
 
@@ -325,8 +327,22 @@ def _run(job: _Job, tell: Tell[Message]) -> MatchingResult:
 
     with global_seed(job.rng.child("network")):
         result = job.attack.optimizer.minimize(problem, on_step if job.watched else None)
+        result, first_loss = _comparable(problem, result) if job.evidence.annealed else (result, None)
         best = result.best.variables
-        return MatchingResult(result, problem.guess(best), problem.distance(best))
+        return MatchingResult(result, problem.guess(best), problem.distance(best), first_loss)
+
+
+def _comparable(problem: MatchingProblem, result: SearchResult) -> tuple[SearchResult, float]:
+    """The result of an annealed search with its losses, and the lowest that it began with, as they are at the end."""
+    lone = replace(problem, consensus=0.0)
+
+    def loss(variables: Tree) -> float:
+        with torch.no_grad():
+            return float(lone.loss(variables, {}, lone.constants))
+
+    candidates = [replace(each, loss=loss(each.variables)) for each in result.candidates]
+    first = [Candidate(variables, loss(variables), 0) for variables in map(problem.start, problem.rngs)]
+    return replace(result, candidates=candidates), min(map(Candidate.rank, first))
 
 
 def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:

@@ -52,7 +52,7 @@ class MatchingProblem(Problem):
 
     def form(self) -> object:
         views = [
-            (weight, view.trainer, view.steps, view.annealed, tuple(view.unknowns), places)
+            (weight, view.trainer, view.steps, view.annealed, tuple(view.unknowns), view.trained, places)
             for weight, view, places in self.evidence.views
         ]
         return type(self), views, self.space.form(), self.objective, [prior for _, prior in self.priors]

@@ -72,7 +72,7 @@ class View:
     notes: Sequence[str] = field(default_factory=tuple)
     weights: Params = field(default_factory=dict)
     unknowns: Mapping[str, Unknown] = field(default_factory=dict)
-    trained: frozenset[str] = frozenset()
+    trained: tuple[str, ...] = ()
     held: Params = field(default_factory=dict)
     annealed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     orders: int = 1
@@ -152,6 +152,11 @@ class Evidence:
     def device(self) -> torch.device:
         """Where the search is computed: where the updates are."""
         return self.views[0][1].device
+
+    @property
+    def annealed(self) -> bool:
+        """Whether the network of guesses changes during the search, so that losses of two iterations do not compare."""
+        return any(view.annealed for _, view, _ in self.views)
 
     @property
     def seeks_images_alone(self) -> bool:

@@ -9,10 +9,12 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import Cosine
 from leaktight.attacks.matching.priors import TotalVariation
 from leaktight.attacks.matching.slopes import Slopes
+from leaktight.attacks.matching.soft import softened
 from leaktight.attacks.matching.sought import Pixels
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.optimizers.first_order import Decay
 from leaktight.attacks.presets.preset import Preset
+from leaktight.core.errors import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,8 @@ class InvertingGradients(Preset):
     learning_rate: of Adam. decay: how it falls over the iterations. total_variation: the prior's weight.
     slopes: of the loss by the logits, "guessed" or "observed" in the last layer's gradient.
     coarse: iterations of a first search for images of half the height and width, >= 0; restarts are then of that one.
+    soft_relus: the first temperature of soft ReLUs in guesses, which falls to a fifteenth, in the coarse search too; 0:
+    ReLUs stay as they are. It helps on untrained networks and harms on trained ones.
 
     Reference: Geiping et al. 2020. Assumes: labels, the number of examples, the local training for model changes.
     """
@@ -32,10 +36,17 @@ class InvertingGradients(Preset):
     decay: Decay = "steps"
     slopes: Slopes = "observed"
     coarse: int = 0
+    soft_relus: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, soft_relus=self.soft_relus)
+        super().__post_init__()
 
     def matching(self) -> Matching:
+        shared = self.shared()
         return replace(
-            self.shared(),
+            shared,
+            matched=softened(shared.matched, "relu", self.soft_relus),
             objective=Cosine(),
             labels=self.labels or Given(),
             slopes=self.slopes,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.func import functional_call, grad
 
 from leaktight.attacks.exact.graph import Convolution, Graph
+from leaktight.attacks.matching.soft import soft_relu
 from leaktight.attacks.optimizers.optimizer import Problem, Tree
 from leaktight.core.errors import ModelError
 from leaktight.core.rng import Rng
@@ -82,15 +82,6 @@ class Tail:
             node.target, node.args = soft_relu, (node.args[0], temperature)
         module.recompile()
         return module
-
-
-def soft_relu(value: Tensor, temperature: Tensor) -> Tensor:
-    """Smooth, and a ReLU at temperature 0.
-
-    >>> soft_relu(torch.tensor([-1.0, 0.0, 1.0]), torch.tensor(0.01))
-    tensor([0.0000, 0.0069, 1.0000])
-    """
-    return temperature * F.softplus(value / temperature)
 
 
 def directions(gradient: Tensor) -> Tensor:
