@@ -25,13 +25,15 @@ the search for all defenses. PSNR in dB is the mean over victims (of the mean ov
 *reconstructed* is the judge's count ([verdicts.md](../verdicts.md)). Victims are test images, drawn by seed 16;
 the settings of the search were chosen on others: on CIFAR-10 with wide weights and in batches of 4 (but MNIST with
 default weights) up to 16 iterations of 20 evaluations (14 at batch 4) after 4 for images of half the size, elsewhere
-40 (30 at batch 4) without these. `python -m bench adaptive render` makes this page from the cards of the
+40 (30 at batch 4) without these; with four local steps up to 10 after 4, and all 24 orders of the labels over the steps
+compared by the attack's own loss. `python -m bench adaptive render` makes this page from the cards of the
 [leaderboard](../leaderboard.md), which hold every score, the configs and the digests of the runs
 (`python -m bench adaptive`). A dash: no trial was valid, as the own loss of the search did not fall by a hundredth;
-with default weights most of a gradient is the same for every image. **Settings that are not here were not measured:
-none of four local steps yet**, and FedKL not on MNIST with wide weights in batches of 4, where solving its equations
-takes minutes a victim. At batch 1 with default weights the rows of FedKL and OUTPOST are older than their present
-attackers, which reach more ([adaptive.md](../adaptive.md)).
+with default weights most of a gradient is the same for every image. Where no attacker knows a defense after several
+steps, the cell says why. **Settings that are not here were not measured: batches of 4 in four local steps**, where one
+victim of all defenses took a quarter of an hour of a core, and FedKL not on MNIST with wide weights in batches of 4,
+where solving its equations takes minutes a victim. At batch 1 with default weights the rows of FedKL and OUTPOST are
+older than their present attackers, which reach more ([adaptive.md](../adaptive.md)).
 """
 
 
