@@ -177,6 +177,21 @@ def test_a_relu_that_stands_twice_in_one_container_is_softened_twice_and_one_in_
     assert kinds.count(nn.ReLU) == 1
 
 
+def test_temperatures_are_in_units_of_what_enters_a_relu() -> None:
+    """So that a setting means the same in networks with large and with small values; the units are those of noise."""
+    first = nn.Conv2d(3, 2, 3)
+    model = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(392, 10))
+    soft = Softened(inner=Simulation(), layers="relu", first=0.3, last=0.02)
+    before = soft.view(observed_by(model), 1, torch.float64, needs_scale=True).annealed["1.temperature"]
+    noise = torch.rand(2000, 3, 16, 16, generator=replayed(3).public())
+    assert before[0] == pytest.approx(0.3 * float(first(noise).square().mean().sqrt()), rel=0.05)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.mul_(50)
+    after = soft.view(observed_by(model), 1, torch.float64, needs_scale=True).annealed["1.temperature"]
+    assert after == pytest.approx([50 * each for each in before], rel=1e-4)
+
+
 def test_a_network_without_relus_is_said_to_have_none() -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(392, 10))
     view = Softened(inner=Simulation(), layers="relu").view(observed_by(model), 1, torch.float64, needs_scale=True)

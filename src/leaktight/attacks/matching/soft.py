@@ -16,14 +16,19 @@ from typing import Literal, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from leaktight.attacks.matching.view import Around, Matched, View
+from leaktight.core.inputs import Inputs
+from leaktight.core.rng import Rng
 from leaktight.core.types import Observation
 from leaktight.models.source import require_choice
+from leaktight.models.surgery import mode_of
 
 Layers: TypeAlias = Literal["max-pooling", "relu"]
 
 _FALL: Mapping[Layers, float] = {"max-pooling": 100, "relu": 15}  # first temperature / last
+_NOISE = 4  # images that show the sizes of values in a network
 _ABSENT = -1e4  # value of padding; its weight is zero
 
 
@@ -33,8 +38,9 @@ class Softened(Around):
 
     layers: the kind that is softened, where a network has it as a module. A ReLU that writes in place stays, as others
     may read what it wrote.
-    first, last: the temperatures at the start and the end of the search, 0 < last <= first. The observed update is not
-    changed, so the match is exact only at low temperature. A search without a schedule (L-BFGS) is at the last one.
+    first, last: the temperatures at the start and the end of the search, 0 < last <= first; those of a ReLU in units of
+    the root mean square of what enters it when images are noise. The observed update is not changed, so the match is
+    exact only at low temperature. A search without a schedule (L-BFGS) is at the last one.
     """
 
     layers: Layers = "max-pooling"
@@ -48,23 +54,45 @@ class Softened(Around):
 
     def changed(self, view: View, seen: Observation) -> View:
         model = copy.deepcopy(view.trainer.model)
-        names = []
+        soft: dict[str, nn.Module] = {}
         for prefix, parent in list(model.named_modules()):
             for own, layer in list(parent._modules.items()):  # `named_children` leaves out a layer's second place
-                soft = None if layer is None else _SOFT[self.layers](layer, self.last)
-                if soft is not None:
-                    setattr(parent, own, soft)
-                    names.append(f"{prefix}.{own}.temperature".removeprefix("."))
-        if not names:
+                smooth = None if layer is None else _SOFT[self.layers](layer, self.last)
+                if smooth is not None:
+                    setattr(parent, own, smooth)
+                    soft[f"{prefix}.{own}".removeprefix(".")] = smooth
+        if not soft:
             return replace(view, notes=(*view.notes, f"no {self.layers} to soften")) if self.layers == "relu" else view
-        last = next(iter(view.params.values())).new_tensor(self.last)
+        like = next(iter(view.params.values()))
+        smooth_view = replace(view, trainer=replace(view.trainer, model=model))
+        units = _sizes(smooth_view, soft, seen.inputs) if self.layers == "relu" else dict.fromkeys(soft, 1.0)
+        buffers = {f"{name}.temperature": like.new_tensor(self.last * unit) for name, unit in units.items()}
+        moving = {f"{name}.temperature": (self.first * unit, self.last * unit) for name, unit in units.items()}
         return replace(
-            view,
-            trainer=replace(view.trainer, model=model),
-            buffers={**view.buffers, **{name: last.clone() for name in names}},
-            annealed={**view.annealed, **dict.fromkeys(names, (self.first, self.last))},
+            smooth_view,
+            buffers={**view.buffers, **buffers},
+            annealed={**view.annealed, **moving},
             notes=(*view.notes, f"{self.layers} of guesses is softened"),
         )
+
+
+def _sizes(view: View, layers: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, float]:
+    """The root mean square of what enters each of these layers, on images of noise; 1 where nothing or zeros do."""
+    like = next(iter(view.params.values()))
+    entered: dict[nn.Module, Tensor] = {}
+    shape = inputs.blank(_NOISE, like).shape
+    images = torch.rand(shape, generator=Rng(0).public()).to(like)
+    hooks = [
+        layer.register_forward_pre_hook(lambda own, given: entered.update({own: given[0]})) for layer in layers.values()
+    ]
+    try:
+        with torch.no_grad(), mode_of(view.trainer.model, view.trainer.mode):
+            functional_call(view.trainer.model, {**view.params, **view.buffers}, (images,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    sizes = {layer: float(values.square().mean().sqrt()) for layer, values in entered.items()}
+    return {name: sizes.get(layer) or 1.0 for name, layer in layers.items()}
 
 
 def softened(inner: Matched, layers: Layers, first: float) -> Matched:

@@ -24,8 +24,8 @@ class InvertingGradients(Preset):
     learning_rate: of Adam. decay: how it falls over the iterations. total_variation: the prior's weight.
     slopes: of the loss by the logits, "guessed" or "observed" in the last layer's gradient.
     coarse: iterations of a first search for images of half the height and width, >= 0; restarts are then of that one.
-    soft_relus: the first temperature of soft ReLUs in guesses, which falls to a fifteenth, in the coarse search too; 0:
-    ReLUs stay as they are. It helps on untrained networks and harms on trained ones.
+    soft_relus: the first temperature of soft ReLUs in guesses, in units of what enters each on images of noise, which
+    falls to a fifteenth, in the coarse search too; 0: ReLUs stay as they are. It harms on trained networks.
 
     Reference: Geiping et al. 2020. Assumes: labels, the number of examples, the local training for model changes.
     """
