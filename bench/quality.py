@@ -62,13 +62,13 @@ CLEAR = InvertingGradients(
     labels=Given(),
     iterations=300,
     coarse=200,
-    soft_relus=1.0,
+    soft_relus=0.1,
     learning_rate=0.2,
     decay="cosine",
     total_variation=0.1,
     backend="fx",
 )
-"""Chosen on test images 100 to 111 and ResNet-20 in evaluation mode; docs/results/speed.md says against what."""
+"""Chosen on test images 100 to 109 and ResNet-20 in evaluation mode; docs/results/speed.md says against what."""
 CLEAR_WIDE = InvertingGradients(
     labels=Given(), iterations=150, coarse=150, learning_rate=0.1, decay="cosine", total_variation=0.05, backend="fx"
 )
