@@ -22,6 +22,7 @@ from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
 from leaktight.config.catalogue import MODELS
+from leaktight.core.tensors import rms
 from leaktight.core.types import Batch, Observation
 from leaktight.data.embedded import Photos
 from leaktight.models.initialise import build_model
@@ -184,7 +185,7 @@ def test_temperatures_are_in_units_of_what_enters_a_relu() -> None:
     soft = Softened(inner=Simulation(), layers="relu", first=0.3, last=0.02)
     before = soft.view(observed_by(model), 1, torch.float64, needs_scale=True).annealed["1.temperature"]
     noise = torch.rand(2000, 3, 16, 16, generator=replayed(3).public())
-    assert before[0] == pytest.approx(0.3 * float(first(noise).square().mean().sqrt()), rel=0.05)
+    assert before[0] == pytest.approx(0.3 * rms(first(noise).detach()), rel=0.05)
     with torch.no_grad():
         for parameter in first.parameters():
             parameter.mul_(50)
