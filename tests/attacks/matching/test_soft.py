@@ -18,6 +18,7 @@ from leaktight.attacks.matching.attack import Matching
 from leaktight.attacks.matching.objectives import SquaredError
 from leaktight.attacks.matching.soft import Softened, SoftPool, SoftRelu, softened
 from leaktight.attacks.matching.sought import Noise, Pixels
+from leaktight.attacks.matching.spread import Parallel
 from leaktight.attacks.matching.view import Simulation
 from leaktight.attacks.optimizers.descent import Adam
 from leaktight.attacks.presets.inverting_gradients import InvertingGradients
@@ -200,9 +201,11 @@ def test_a_network_without_relus_is_said_to_have_none() -> None:
     assert list(view.notes) == ["no relu to soften"]
 
 
-@pytest.mark.parametrize(("coarse", "restarts"), [(0, 1), (0, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("coarse", "restarts", "parallel"), [(0, 1, "none"), (0, 2, "none"), (2, 2, "none"), (0, 2, "processes")]
+)
 def test_a_search_that_does_not_move_has_not_lowered_its_loss(
-    rectified: tuple[Observation, Batch], coarse: int, restarts: int
+    rectified: tuple[Observation, Batch], coarse: int, restarts: int, parallel: Parallel
 ) -> None:
     """Although the temperature falls meanwhile, which changes the loss of the same images."""
     seen, _ = rectified
@@ -211,7 +214,7 @@ def test_a_search_that_does_not_move_has_not_lowered_its_loss(
     )
     sought = Pixels(start=Noise(distribution="uniform"), coarse=coarse)
     attack = replace(
-        preset.matching(), sought=sought, restarts=restarts, parallel="none", progress_every=1, check_every=1
+        preset.matching(), sought=sought, restarts=restarts, parallel=parallel, progress_every=1, check_every=1
     )
     found = attack.reconstruct([seen], rng=replayed(1))
     assert found.first_loss == pytest.approx(found.loss, rel=1e-6)

@@ -91,7 +91,8 @@ class Matching(Attack):
     for small networks and processes for long searches on large ones.
     onednn: whether convolutions use oneDNN; None: a few timed iterations decide, so results may differ in the last bits
     between machines.
-    patience: stop when the loss has not fallen by 1 % in this many iterations (L-BFGS: evaluations); None: never.
+    patience: stop when the loss has not fallen by 1 % in this many iterations (L-BFGS: evaluations); None: never, nor
+    while the network of guesses changes (soft layers).
     stop_below: stop when the loss is below this; L-BFGS begins no further restart then, nor with patience if the loss
     still fell at the last iteration. check_every: iterations (L-BFGS: evaluations) between two such checks.
     progress_every: iterations between two calls of `progress`; it changes no result.
@@ -349,7 +350,8 @@ def _joined(parts: Sequence[MatchingResult]) -> MatchingResult:
     """The results of several jobs as one."""
     best = min(parts, key=lambda part: part.search.best.rank())
     candidates = [candidate for part in parts for candidate in part.search.candidates]
-    return replace(best, search=replace(parts[0].search, candidates=candidates))
+    first_loss = min((part.first_loss for part in parts if part.first_loss is not None), default=None)
+    return replace(best, search=replace(parts[0].search, candidates=candidates), first_loss=first_loss)
 
 
 def _later(progress: Progress | None, steps: int) -> Progress | None:
