@@ -8,7 +8,7 @@ the search.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeAlias
@@ -16,14 +16,13 @@ from typing import Literal, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from leaktight.attacks.matching.view import Around, Matched, View
 from leaktight.core.inputs import Inputs
 from leaktight.core.rng import Rng
 from leaktight.core.types import Observation
 from leaktight.models.source import require_choice
-from leaktight.models.surgery import mode_of
+from leaktight.models.surgery import layer_inputs, mode_of
 
 Layers: TypeAlias = Literal["max-pooling", "relu"]
 
@@ -54,13 +53,13 @@ class Softened(Around):
 
     def changed(self, view: View, seen: Observation) -> View:
         model = copy.deepcopy(view.trainer.model)
-        soft: dict[str, nn.Module] = {}
+        soft: list[str] = []
         for prefix, parent in list(model.named_modules()):
             for own, layer in list(parent._modules.items()):  # `named_children` leaves out a layer's second place
                 smooth = None if layer is None else _SOFT[self.layers](layer, self.last)
                 if smooth is not None:
                     setattr(parent, own, smooth)
-                    soft[f"{prefix}.{own}".removeprefix(".")] = smooth
+                    soft.append(f"{prefix}.{own}".removeprefix("."))
         if not soft:
             return replace(view, notes=(*view.notes, f"no {self.layers} to soften")) if self.layers == "relu" else view
         like = next(iter(view.params.values()))
@@ -76,23 +75,15 @@ class Softened(Around):
         )
 
 
-def _sizes(view: View, layers: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, float]:
-    """The root mean square of what enters each of these layers, on images of noise; 1 where nothing or zeros do."""
+def _sizes(view: View, names: Iterable[str], inputs: Inputs) -> dict[str, float]:
+    """The root mean square of what enters each of these soft ReLUs, on images of noise; 1 where nothing or zeros do."""
     like = next(iter(view.params.values()))
-    entered: dict[nn.Module, Tensor] = {}
-    shape = inputs.blank(_NOISE, like).shape
-    images = torch.rand(shape, generator=Rng(0).public()).to(like)
-    hooks = [
-        layer.register_forward_pre_hook(lambda own, given: entered.update({own: given[0]})) for layer in layers.values()
-    ]
-    try:
-        with torch.no_grad(), mode_of(view.trainer.model, view.trainer.mode):
-            functional_call(view.trainer.model, {**view.params, **view.buffers}, (images,))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    sizes = {layer: float(values.square().mean().sqrt()) for layer, values in entered.items()}
-    return {name: sizes.get(layer) or 1.0 for name, layer in layers.items()}
+    images = torch.rand(inputs.blank(_NOISE, like).shape, generator=Rng(0).public()).to(like)
+    model = view.trainer.model
+    with torch.no_grad(), mode_of(model, view.trainer.mode):
+        entered = dict(layer_inputs(model, view.params, view.buffers, images, (SoftRelu,)))
+    sizes = {name: float(values.square().mean().sqrt()) for name, values in entered.items()}
+    return {name: sizes.get(name) or 1.0 for name in names}
 
 
 def softened(inner: Matched, layers: Layers, first: float) -> Matched:
